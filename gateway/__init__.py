@@ -1,0 +1,1 @@
+"""The gateway: one request flows through `proxy.proxy`; everything else serves that function."""
