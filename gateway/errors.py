@@ -1,11 +1,12 @@
 """Everything that can go wrong, as one tree and one table.
 
-    GatewayError             what the client is told: status, type, code, and one word of reason
-    ├── Refused              the caller's doing; no backend is blamed
-    ├── Unavailable          ours: no room, no backend, shutting down
-    ├── UpstreamFailed       a backend's doing; `phase` says how far the attempt got
-    │   └── UpstreamTimeout  one of the five clocks ran out
-    └── ClientGone           nobody is left to be told
+GatewayError             what the client is told: status, type, code, and one word of reason
+├── Refused              the caller's doing; no backend is blamed
+├── Unavailable          ours: no room, no backend, shutting down
+├── UpstreamFailed       a backend's doing; `phase` says how far the attempt got
+│   ├── UpstreamTimeout  one of the five clocks ran out
+│   └── Unanswered       the connection closed before any byte of an answer
+└── ClientGone           nobody is left to be told
 """
 
 from __future__ import annotations
@@ -115,8 +116,12 @@ class UpstreamTimeout(UpstreamFailed):
         self.clock = clock
 
 
-class ClientGone(GatewayError):
-    """The client left. Status 499 stands in logs and metrics; nothing is sent."""
+class Unanswered(UpstreamFailed):
+    """The connection closed before any byte of an answer."""
 
-    def __init__(self) -> None:
-        super().__init__(Refusal(499, "client_error", "client_disconnect", "client_disconnect"), "The client left.")
+
+class ClientGone(GatewayError):
+    """The client left, or takes nothing any more. Status 499 stands in logs and metrics; nothing is sent."""
+
+    def __init__(self, message: str = "The client left.", reason: str = "client_disconnect") -> None:
+        super().__init__(Refusal(499, "client_error", reason, reason), message)

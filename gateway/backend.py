@@ -1,0 +1,39 @@
+"""Where a request may be sent: address, credential and clocks of one backend."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """The five clocks, in seconds. `headers` of None means 30 s for a stream; a whole answer, whose head comes
+    only when it is done, is then bounded by `total` alone."""
+
+    connect: float = 1.0
+    headers: float | None = None
+    first_token: float = 60.0
+    idle: float = 30.0
+    total: float = 900.0
+
+    def headers_for(self, *, stream: bool) -> float:
+        """The limit until the response head."""
+        if self.headers is not None:
+            return self.headers
+        return min(30.0, self.total) if stream else self.total
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One server of a pool. `name` is its URL as configured, free of credentials: the label of its metrics."""
+
+    name: str
+    pool: str
+    host: str
+    port: int
+    host_header: bytes
+    prefix: bytes = b""
+    tls: ssl.SSLContext | None = None
+    authorization: bytes | None = field(default=None, repr=False)
+    timeouts: Timeouts = Timeouts()

@@ -1,0 +1,174 @@
+"""HTTP/1.1 as a client speaks it, without I/O: the bytes of a request head, and a reader of one response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import httptools
+
+Header = tuple[bytes, bytes]
+
+# Node allows 16 KiB, llhttp nothing, nginx 8 KiB per line; OpenAI documents 64 KiB for all of them together.
+MAX_HEAD = 64 * 1024
+
+# Never relayed in either direction (RFC 9110, 7.6.1); names that a Connection header nominates come on top.
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+
+
+class BadResponse(Exception):
+    """The peer did not speak HTTP/1.1, or went past a limit."""
+
+
+def nominated(headers: Iterable[Header]) -> frozenset[bytes]:
+    """The lower-case header names that `Connection` declares to be hop-by-hop."""
+    names: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            names.update(token.strip().lower() for token in value.split(b","))
+    return frozenset(names)
+
+
+def request_head(method: bytes, target: bytes, host: bytes, headers: Iterable[Header], length: int) -> bytes:
+    """The head of a request with a body of `length` bytes, blank line included."""
+    lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, host)]
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    lines.append(b"content-length: %d\r\n\r\n" % length)
+    return b"".join(lines)
+
+
+class ResponseReader:
+    """Reads one response: `feed` takes bytes cut anywhere, `take` gives the body pieces seen since.
+
+    After each feed: `head_done` says that `status` and `headers` (names in lower case) stand; `complete` that the
+    body ended as its framing promised. Interim (1xx) responses are skipped. Trailers are read and dropped.
+    """
+
+    __slots__ = (
+        "_fed",
+        "_framed",
+        "_head_only",
+        "_keep_alive",
+        "_parser",
+        "_pieces",
+        "_silent",
+        "complete",
+        "head_done",
+        "headers",
+        "keep_alive_hint",
+        "status",
+    )
+
+    def __init__(self, *, head_only: bool = False) -> None:
+        self.status = 0
+        self.headers: list[Header] = []
+        self.head_done = False
+        self.complete = False
+        self.keep_alive_hint = b""
+        self._fed = 0
+        self._framed = False
+        self._silent = 0
+        self._keep_alive = False
+        self._head_only = head_only
+        self._pieces: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Raises BadResponse for what is not HTTP/1.1, and for a head larger than MAX_HEAD."""
+        if not self.head_done:
+            self._fed += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise BadResponse("it switched protocols unasked") from None
+        except httptools.HttpParserError as error:
+            if not self.complete:  # what follows a complete answer only costs the connection
+                raise BadResponse(f"not HTTP/1.1: {error}") from None
+            self._framed = False
+        if not self._pieces:
+            self._bound(len(data))
+
+    def _bound(self, silent: int) -> None:
+        """No more than MAX_HEAD bytes for a head, and none that never become body after it (trailers, chunk sizes)."""
+        self._silent = self._silent + silent if self.head_done else 0
+        if self._silent > MAX_HEAD or (not self.head_done and self._fed > MAX_HEAD):
+            raise BadResponse(f"its head or its trailers exceed {MAX_HEAD} bytes")
+
+    def take(self) -> bytes:
+        """The body bytes that came since the last call."""
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return data
+
+    def eof(self) -> bool:
+        """The peer closed: whether that ends the response as promised."""
+        if self.head_done and not self._framed and not self.complete:
+            self.complete = True  # neither length nor chunks: the close is the end
+        return self.complete
+
+    @property
+    def buffered(self) -> int:
+        """Body bytes that wait to be taken."""
+        return sum(map(len, self._pieces))
+
+    @property
+    def started(self) -> bool:
+        """Whether any byte came."""
+        return self._fed > 0
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the connection may carry another request now."""
+        return self.complete and self._framed and self._keep_alive
+
+    # -- called by httptools ------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self._framed = False  # a second message that nobody asked for
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head_done:
+            return
+        name = name.lower()
+        if name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked")):
+            self._framed = True
+        elif name == b"keep-alive":
+            self.keep_alive_hint = value
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self.complete:
+            return
+        self.status = self._parser.get_status_code()
+        if self.status < 200:
+            self.headers = []
+            self._framed = False
+            return
+        self.head_done = True
+        self._keep_alive = bool(self._parser.should_keep_alive())
+        self._framed = self._framed or self.status in (204, 304)
+        if self._head_only:
+            self.complete = True
+
+    def on_body(self, body: bytes) -> None:
+        if not self.complete:
+            self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.head_done:
+            self.complete = True

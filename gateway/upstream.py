@@ -1,0 +1,155 @@
+"""The way to the backends: a pool of HTTP/1.1 connections, five clocks, and no connection lost or poisoned by a
+cancellation, whenever it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from types import TracebackType
+
+from gateway.backend import Backend
+from gateway.errors import Phase, Unanswered, UpstreamFailed, UpstreamTimeout
+from gateway.exchange import Attempt, Call
+from gateway.http1 import request_head
+from gateway.reply import BackendConnection, Clock, Reply
+
+IDLE_LIMIT_S = 4.0  # uvicorn, and with it vLLM and SGLang, closes idle connections after 5 s
+SWEEP_S = 0.25
+
+
+class Upstream:
+    """Connections to all backends. `async with upstream` runs the sweep that watches clocks and idle connections."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._idle: defaultdict[Backend, deque[BackendConnection]] = defaultdict(deque)
+        self._replies: set[Reply] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        idle = sum(map(len, self._idle.values()))
+        return f"<Upstream [{len(self._replies)} replies, {idle} idle connections]>"
+
+    def open(self, attempt: Attempt, call: Call) -> Opening:
+        """`async with upstream.open(attempt, call) as reply`: the request is sent and its head read on entry."""
+        return Opening(self, attempt, call)
+
+    async def __aenter__(self) -> Upstream:
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._sweeper is not None
+        self._sweeper.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
+        self._idle.clear()
+
+    def take(self, backend: Backend) -> BackendConnection | None:
+        """The connection used last: the warmest, and the others get to expire."""
+        idle = self._idle.get(backend)
+        while idle:
+            connection = idle.pop()
+            if not connection.closed and self._clock() - connection.idle_since < connection.idle_limit_s:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self, backend: Backend) -> BackendConnection:
+        """A fresh connection. Raises UpstreamFailed in phase CONNECT."""
+        connection = BackendConnection()
+        connection.idle_limit_s = IDLE_LIMIT_S
+        limit_s = backend.timeouts.connect
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection,
+                    backend.host,
+                    backend.port,
+                    ssl=backend.tls,
+                    server_hostname=backend.host if backend.tls else None,
+                )
+        except TimeoutError:
+            connection.abort()
+            raise UpstreamTimeout("connect", limit_s, Phase.CONNECT) from None
+        except OSError as error:
+            connection.abort()
+            raise UpstreamFailed("The model backend refused the connection.", Phase.CONNECT) from error
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    def begin(self, connection: BackendConnection, backend: Backend, call: Call) -> Reply:
+        reply = Reply(connection, backend.timeouts, stream=call.stream, clock=self._clock)
+        connection.reply = reply
+        self._replies.add(reply)
+        return reply
+
+    def release(self, connection: BackendConnection, backend: Backend) -> None:
+        """Back into the pool if it is clean, closed if not. No await: a cancellation cannot come between."""
+        if connection.reply is not None:
+            self._replies.discard(connection.reply)
+        if connection.release(self._clock()):
+            self._idle[backend].append(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = self._clock()
+            for reply in tuple(self._replies):
+                reply.sweep(now)
+            for backend, idle in tuple(self._idle.items()):
+                while idle and (idle[0].closed or now - idle[0].idle_since > idle[0].idle_limit_s):
+                    idle.popleft().abort()
+                if not idle:
+                    del self._idle[backend]
+
+
+class Opening:
+    """The `async with` of one attempt: entered when the head is read, left when the connection is given back."""
+
+    __slots__ = ("_attempt", "_call", "_connection", "_upstream")
+
+    def __init__(self, upstream: Upstream, attempt: Attempt, call: Call) -> None:
+        self._upstream = upstream
+        self._attempt = attempt
+        self._call = call
+        self._connection: BackendConnection | None = None
+
+    async def __aenter__(self) -> Reply:
+        attempt, call = self._attempt, self._call
+        backend = attempt.backend
+        headers = call.headers
+        if backend.authorization is not None:
+            headers = [*headers, (b"authorization", backend.authorization)]
+        head = request_head(b"POST", backend.prefix + call.target, backend.host_header, headers, call.length)
+        connection = self._upstream.take(backend)
+        if connection is not None:
+            try:
+                return await self._try(connection, head)
+            except Unanswered:
+                pass  # it had been closed while it was idle: sending again duplicates nothing
+        return await self._try(await self._upstream.connect(backend), head)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._upstream.release(self._connection, self._attempt.backend)
+
+    async def _try(self, connection: BackendConnection, head: bytes) -> Reply:
+        attempt, call = self._attempt, self._call
+        reply = self._upstream.begin(connection, attempt.backend, call)
+        attempt.connected_at = reply.sent_at
+        try:
+            await connection.send(head, call.body, call.length)
+            await reply.wait_head()
+        except BaseException:
+            self._upstream.release(connection, attempt.backend)
+            raise
+        self._connection = connection
+        attempt.head_at = reply.active_at
+        attempt.status = reply.status
+        return reply
