@@ -13,7 +13,7 @@ FLOORS = [
     ["policies.types"],
     [f"policies.{name}" for name in "limits estimate prefix queues admission routing retry health".split()],
     ["policies.scheduler"],
-    ["gateway.errors", "gateway.config", "gateway.backend", "gateway.http1", "loadtests.engine"],
+    ["gateway.errors", "gateway.config", "gateway.backend", "gateway.http1", "gateway.envelope", "loadtests.engine"],
     ["gateway.exchange"],
     ["gateway.wire", "gateway.sse", "gateway.telemetry", "gateway.connection", "gateway.reply"],
     [f"gateway.{name}" for name in "client auth quota dispatch upstream fleet".split()],
