@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from types import TracebackType
 
 from gateway.backend import Backend
-from gateway.errors import Phase, Unanswered, UpstreamFailed, UpstreamTimeout
+from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, UpstreamTimeout
 from gateway.exchange import Attempt, Call
 from gateway.http1 import request_head
 from gateway.reply import BackendConnection, Clock, Reply
@@ -45,6 +45,11 @@ class Upstream:
             for connection in connections:
                 connection.abort()
         self._idle.clear()
+
+    def fail_all(self, error: GatewayError) -> None:
+        """End every answer that is still being read."""
+        for reply in tuple(self._replies):
+            reply.fail(error)
 
     def take(self, backend: Backend) -> BackendConnection | None:
         """The connection used last: the warmest, and the others get to expire."""
