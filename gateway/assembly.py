@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from urllib.parse import urlsplit
 
-from gateway import config
+from gateway import schema
 from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
 from gateway.catalog import Catalog, Model, Tenant
@@ -20,25 +20,22 @@ from policies.types import BackendView, ClassPolicy
 ANONYMOUS = "anonymous"
 
 
-def catalog(settings: config.Config, created: int) -> Catalog:
+def catalog(settings: schema.Config, created: int) -> Catalog:
     """All models, with how their pools' engines are to be spoken to."""
     return Catalog(
-        (
-            Model(name, model.pool, model.upstream_name, tuple(model.aliases))
-            for name, model in settings.models.items()
-        ),
+        (Model(name, model.pool, model.upstream_name, tuple(model.aliases)) for name, model in settings.models.items()),
         created,
     )
 
 
-def key_ring(settings: config.Config, wall_clock: Clock) -> KeyRing:
+def key_ring(settings: schema.Config, wall_clock: Clock) -> KeyRing:
     """The keys of all tenants; the configuration guarantees that there is an anonymous one on loopback only."""
     if not settings.tenants:
         return KeyRing([], Tenant(ANONYMOUS, classes=tuple(settings.classes)), wall_clock)
     return KeyRing(_keys(settings.tenants), None, wall_clock)
 
 
-def _keys(tenants: Mapping[str, config.Tenant]) -> Iterable[Key]:
+def _keys(tenants: Mapping[str, schema.Tenant]) -> Iterable[Key]:
     for name, told in tenants.items():
         tenant = Tenant(
             name, tuple(told.models), tuple(told.classes), told.weight, told.trust_group or name, told.operator
@@ -48,7 +45,7 @@ def _keys(tenants: Mapping[str, config.Tenant]) -> Iterable[Key]:
             yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
 
 
-def pools(settings: config.Config, now: float, rng: Random) -> Iterable[Pool]:
+def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
     """Every pool with its backends, all taken to be open."""
     classes = [
         ClassPolicy(
@@ -62,12 +59,13 @@ def pools(settings: config.Config, now: float, rng: Random) -> Iterable[Pool]:
     ]
     for name, told in settings.pools.items():
         scheduler = Scheduler(rng, routing=told.routing, classes=classes)
-        scheduler.observe([BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends], now)
+        views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
+        scheduler.observe(views, clock())
         retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
-        yield Pool(name, [_backend(name, each.url, told) for each in told.backends], scheduler, retries)
+        yield Pool(name, [_backend(name, each.url, told) for each in told.backends], scheduler, retries, clock)
 
 
-def _backend(pool: str, url: str, told: config.Pool) -> Backend:
+def _backend(pool: str, url: str, told: schema.Pool) -> Backend:
     parts = urlsplit(url)
     clocks = told.timeouts
     return Backend(

@@ -28,7 +28,7 @@ class Key:
 
 
 class KeyRing:
-    """All keys. With none at all, everybody is the `anonymous` tenant; the configuration allows that on loopback only."""
+    """All keys. With none at all everybody is the `anonymous` tenant; the configuration allows that on loopback."""
 
     def __init__(self, keys: Iterable[Key], anonymous: Tenant | None, wall_clock: Callable[[], float]) -> None:
         self._keys = {key.digest: key for key in keys}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from gateway import answers
@@ -95,7 +94,7 @@ class Client:
         clock: Clock,
     ) -> None:
         self.raw_headers: list[Header] = scope["headers"]
-        self.headers = dict(self.raw_headers)
+        self.headers: dict[bytes, bytes] = dict(self.raw_headers)
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self._receive = receive
@@ -107,6 +106,7 @@ class Client:
 
     @property
     def content_type(self) -> bytes:
+        """As sent; empty where the client names none."""
         return self.headers.get(b"content-type", b"")
 
     @property
@@ -132,7 +132,7 @@ class Client:
         message = await self._receive()
         if message["type"] != "http.request" or message.get("more_body"):
             return await self._rest(message)
-        body: bytes = message["body"]
+        body = bytes(message["body"])
         self._hold(len(body))
         return body
 
@@ -217,9 +217,7 @@ class Presence:
         self._task = asyncio.current_task()
         self._downlink.on_gone = self._leave
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         self._downlink.on_gone = None
         if not self._cancelled:
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from itertools import count
-from types import TracebackType
 
 from gateway.backend import Backend
 from gateway.errors import (
@@ -23,7 +22,7 @@ from gateway.exchange import Attempt, Exchange
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import Dispatch, Drop, Ending, Reason
+from policies.types import Dispatch, Drop, Ending, Reason, Statistics
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full."),
@@ -36,8 +35,11 @@ REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
 class Pool:
     """Backends that serve the same models, their scheduler, who waits for it, and the budget for second tries."""
 
-    def __init__(self, name: str, backends: Iterable[Backend], scheduler: Scheduler, retries: RetryBudget) -> None:
+    def __init__(
+        self, name: str, backends: Iterable[Backend], scheduler: Scheduler, retries: RetryBudget, clock: Clock
+    ) -> None:
         self.name = name
+        self._clock = clock
         self.backends = {backend.name: backend for backend in backends}
         self.scheduler = scheduler
         self.retries = retries
@@ -47,9 +49,13 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool {self.name} {self.scheduler!r}>"
 
-    def pump(self, clock: Clock) -> None:
+    def statistics(self) -> Statistics:
+        """What the scheduler knows, for the metrics."""
+        return self.scheduler.statistics(self._clock())
+
+    def pump(self) -> None:
         """Let the scheduler decide, hand out its decisions, and set the timer for the next one."""
-        for decision in self.scheduler.due(clock()):
+        for decision in self.scheduler.due(self._clock()):
             waiter = self.waiting.pop(decision.job.id, None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(decision)
@@ -59,7 +65,7 @@ class Pool:
         deadline = self.scheduler.next_deadline()
         if deadline is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, deadline - clock()), self.pump, clock)
+            self._timer = loop.call_later(max(0.0, deadline - self._clock()), self.pump)
 
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits is told `error`."""
@@ -133,7 +139,7 @@ class Slot:
             raise self._refused(reason, 1.0)
         waiter = pool.waiting[self._id] = asyncio.get_running_loop().create_future()
         try:
-            pool.pump(self._clock)
+            pool.pump()
             decision = waiter.result() if waiter.done() else await waiter
         except BaseException:
             self._leave(Ending.IGNORED)
@@ -145,7 +151,7 @@ class Slot:
         self._attempt = attempt
         return attempt
 
-    async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None
         self._attempt.ended_at = self._clock()
         if isinstance(exc, GatewayError):
@@ -157,11 +163,11 @@ class Slot:
         meter = self._exchange.meter
         self._pool.waiting.pop(self._id, None)
         self._pool.scheduler.leave(self._id, self._clock(), ending, meter.usage if meter is not None else None)
-        self._pool.pump(self._clock)
+        self._pool.pump()
 
     def _first_token(self, now: float) -> None:
         self._pool.scheduler.first_token(self._id, now)
-        self._pool.pump(self._clock)
+        self._pool.pump()
 
     def _refused(self, reason: Reason, retry_after_s: float) -> Unavailable:
         refusal, message = REFUSALS[reason]

@@ -39,9 +39,9 @@ class Endpoint:
 class Call:
     """What was asked, ready to be sent: `body` is the client's bytes, spliced where an edit was needed.
 
-    `model` is the client's word; `label` the configured name, or `other` where clients may use any.
-    `target` is the path and query, `headers` all that go to the backend but its own credential. `tier` is the
-    client's `service_tier`, `class_` the class that its header names; `strip_usage` says that the gateway itself asked for the usage chunk.
+    `model` is the client's word; `label` the configured name, or `other` where clients may use any. `target` is the
+    path and query, `headers` all that go to the backend but its own credential. `tier` is the client's `service_tier`,
+    `class_` the class that its header names. `strip_usage`: the gateway itself asked for the usage chunk.
     """
 
     endpoint: Endpoint
@@ -95,7 +95,7 @@ class Attempt:
     failure: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One request from accept to settle."""
 

@@ -32,9 +32,11 @@ async def proxy(gw: Gateway, client: Client, endpoint: Endpoint, x: Exchange) ->
     async with client.present():
         while True:
             try:
-                async with gw.dispatcher.slot(x) as slot:  # 503           | leave
-                    async with gw.upstream.open(slot, call) as reply:  # 502 504       | close
-                        return await client.relay(reply, x)  # error frame
+                async with (
+                    gw.dispatcher.slot(x) as attempt,  # 503           | leave
+                    gw.upstream.open(attempt, call) as reply,  # 502 504       | close
+                ):
+                    return await client.relay(reply, x)  # error frame
             except UpstreamFailed as failure:
                 pause = gw.dispatcher.retry_pause(failure, x)
                 if pause is None:

@@ -7,11 +7,13 @@ from http import HTTPStatus
 
 from gateway import answers
 from gateway.connection import Downlink
+from gateway.dialects import error_frame
 from gateway.errors import UPSTREAM_TRUNCATED, GatewayError, Phase, Unavailable, UpstreamFailed
 from gateway.exchange import Exchange, Header
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
+from gateway.reading import BodyMeter, StreamEnding
 from gateway.reply import Clock, Reply
-from gateway.sse import BodyMeter, Meter, Sniff, StreamEnding, error_frame, sniff
+from gateway.sse import Meter, Sniff, sniff
 
 HOLD = 64 * 1024  # a JSON answer up to this size is committed only when it is whole, so that a break can be a status
 MAX_ERROR = 256 * 1024  # engines quote the prompt in their 400s; what is larger is no error body
@@ -84,30 +86,38 @@ class Relay:
             headers = [header for header in headers if header[0] != b"content-type"]
             headers.append((b"content-type", b"application/json"))
         answer = Answer(status, headers, body if shaped is None else shaped)
-        if status in RETRYABLE:
-            raise UpstreamFailed(
-                f"The model backend answered {status}.",
-                Phase.SENT,
-                retry_after=_seconds(self._fields.get(b"retry-after", b"")),
-                answer=answer,
-            )
-        self._exchange.outcome = "upstream_rejected" if status < 500 else "upstream_error"
-        send(answer, self._downlink, self._exchange)
+        if status < 500 and status not in RETRYABLE:
+            self._exchange.outcome = "upstream_rejected"
+            send(answer, self._downlink, self._exchange)
+            return
+        raise UpstreamFailed(
+            f"The model backend answered {status}.",
+            Phase.SENT,
+            replayable=status in RETRYABLE,
+            retry_after=_seconds(self._fields.get(b"retry-after", b"")),
+            answer=answer,
+        )
 
     async def _body(self) -> None:
-        reply, exchange = self._reply, self._exchange
+        reply, downlink = self._reply, self._downlink
         reply.waits_for_token = False
-        meter = exchange.meter = BodyMeter(self._dialect)
+        meter = self._exchange.meter = BodyMeter(self._dialect)
         held = await self._hold(HOLD) if self._type == b"application/json" else b""
         if reply.complete:
             held += await reply.read()
             meter.feed(held, self._clock())
-            send(Answer(reply.status, reply.headers, held), self._downlink, exchange)
-            return
-        meter.feed(held, self._clock())
-        self._commit(held, reply.length)
-        await self._pump(meter)
-        self._downlink.end()
+            send(Answer(reply.status, reply.headers, held), downlink, self._exchange)
+        else:
+            self._commit(meter.feed(held, self._clock()), reply.length)
+            try:
+                await self._pump(meter)
+            except GatewayError:
+                downlink.cut()
+                raise
+            downlink.end()
+        meter.end(self._clock())
+        if not meter.complete:
+            self._exchange.outcome = "upstream_bad_response"
 
     async def _events(self) -> None:
         downlink = self._downlink

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.dispatch import Dispatcher
 from gateway.exchange import Exchange
-from gateway.sse import GAP_BOUNDS_S
+from gateway.reading import GAP_BOUNDS_S
 
 UNKNOWN = "unknown"  # the label of what was refused before it was known
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -64,7 +65,9 @@ class Series:
 class Telemetry:
     """A prometheus_client collector, and the writer of the request log."""
 
-    def __init__(self, dispatcher: Dispatcher, write_log: Callable[[bytes], object], wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, write_log: Callable[[bytes], object], wall_clock: Callable[[], float]
+    ) -> None:
         self._dispatcher = dispatcher
         self._write_log = write_log
         self._wall_clock = wall_clock
@@ -141,16 +144,20 @@ class Telemetry:
         yield _counter("upstream_failures", "Attempts that failed.", "pool backend reason", self._failures)
         yield _counter("retries", "Attempts made again elsewhere.", "pool reason", self._retries)
         yield self._histogram("request_seconds", "From accept to the last byte.", lambda series: series.request)
-        yield self._histogram("queue_wait_seconds", "From the whole body to a backend.", lambda series: series.queue_wait)
+        yield self._histogram("queue_wait_seconds", "From the body to a backend.", lambda series: series.queue_wait)
         yield self._histogram("ttft_seconds", "From accept to the first token of a stream.", lambda series: series.ttft)
         yield self._histogram("inter_token_seconds", "Gaps between the tokens of streams.", lambda series: series.gaps)
-        in_flight = GaugeMetricFamily("headrace_in_flight_requests", "Requests on a backend.", labels=["pool", "backend"])
+        yield from self._gauges()
+
+    def _gauges(self) -> Iterator[Metric]:
+        in_flight = GaugeMetricFamily("headrace_in_flight_requests", "Requests on it.", labels=["pool", "backend"])
         queued = GaugeMetricFamily("headrace_queued_requests", "Requests that wait.", labels=["pool", "class"])
-        for pool in self._dispatcher.pools.values():
-            for name, running in pool.running().items():
-                in_flight.add_metric([pool.name, name], running)
-            for class_, waiting in pool.queued().items():
-                queued.add_metric([pool.name, class_], waiting)
+        for name, pool in self._dispatcher.pools.items():
+            now = pool.statistics()
+            for backend, state in now.backends.items():
+                in_flight.add_metric([name, backend], state.running)
+            for class_, waiting in now.queued.items():
+                queued.add_metric([name, class_], waiting)
         yield in_flight
         yield queued
 
@@ -162,7 +169,7 @@ class Telemetry:
         return family
 
 
-def _counter(name: str, text: str, labels: str, counts: dict[tuple[str, ...], int]) -> CounterMetricFamily:
+def _counter(name: str, text: str, labels: str, counts: Mapping[Any, int]) -> CounterMetricFamily:
     family = CounterMetricFamily(f"headrace_{name}", text, labels=labels.split())
     for key, count in counts.items():
         family.add_metric(key, count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from types import TracebackType
 
 from gateway.backend import Backend
 from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, UpstreamTimeout
@@ -138,9 +137,7 @@ class Opening:
                 pass  # it had been closed while it was idle: sending again duplicates nothing
         return await self._try(await self._upstream.connect(backend), head)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         if self._connection is not None:
             self._upstream.release(self._connection, self._attempt.backend)
 

@@ -145,7 +145,7 @@ def _string(members: Mapping[str, msgspec.Raw], name: str) -> str | None:
 
 def _flag(members: Mapping[str, msgspec.Raw], name: str) -> bool:
     raw = members.get(name)
-    if raw is None or raw == FALSE or raw == NULL:
+    if raw is None or raw in (FALSE, NULL):
         return False
     if raw == TRUE:
         return True

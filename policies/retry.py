@@ -13,7 +13,7 @@ BACKOFF_S = 0.025  # the second try comes soon, since it goes elsewhere; later o
 
 
 class RetryBudget:
-    """Budget of one pool. `retries` is the most that one request may have, `share` how many a request adds to the budget."""
+    """Budget of one pool. `retries` is the most that one request may have, `share` what each adds to the budget."""
 
     def __init__(self, *, retries: int = 2, share: float = 0.1, floor_per_s: float = 1.0, rng: Random) -> None:
         self.retries = retries
