@@ -87,6 +87,25 @@ def test_empty_sections_count_as_left_out() -> None:
     assert parse(text, environ={}) == parse(BASE, environ={})
 
 
+def test_what_engines_can_do_is_known() -> None:
+    """Isolation by salt and the path of the probe, unless the file says otherwise."""
+    pool = "pools: {p: {engine: %s, backends: [{url: http://a:1}]}}\nmodels: {m: {}}"
+    known = {
+        "vllm": (True, "/health"),
+        "sglang": (True, "/health"),
+        "trtllm": (True, "/health"),
+        "tgi": (False, "/health"),
+        "llamacpp": (False, "/health"),
+        "ollama": (False, "/"),
+        "openai": (False, "/v1/models"),
+        "tgi, isolation: true, health: {path: /ping}": (True, "/ping"),
+        "vllm, isolation: false": (False, "/health"),
+    }
+    for engine, facts in known.items():
+        told = parse(pool % engine, environ={}).pools["p"]
+        assert (told.isolates, told.health_path) == facts, engine
+
+
 def test_class_defaults_hold_key_by_key_and_order_is_urgency() -> None:
     """A class that is named in part keeps the rest of its own defaults; interactive leads unless placed."""
     classes = parse(BASE + "classes: {batch: {max_wait: 1m}, nightly: {}}", environ={}).classes
