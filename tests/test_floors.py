@@ -19,6 +19,10 @@ FLOORS = [
     [f"gateway.{name}" for name in "client auth quota dispatch upstream fleet".split()],
     ["gateway.proxy"],
     ["gateway.app"],
+    ["loadtests.machine", "loadtests.origin", "loadtests.scoreboard"],
+    ["loadtests.loadgen"],
+    ["loadtests.peers"],
+    ["loadtests.phases"],
     [f"loadtests.{name}" for name in "emulator simulate traces baselines replay report overhead".split()],
     ["gateway.cli"],
 ]
