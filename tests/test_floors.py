@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     ["policies.types"],
-    [f"policies.{name}" for name in "limits estimate prefix queues admission routing retry health".split()],
-    ["policies.scheduler"],
+    [f"policies.{name}" for name in "limits estimate prefix queues admission routing retry health".split()]
+    + ["loadtests.kvcache", "loadtests.profiles"],
+    ["policies.scheduler", "loadtests.batch"],
     ["gateway.errors", "gateway.config", "gateway.backend", "gateway.http1", "gateway.envelope", "loadtests.engine"],
     ["gateway.exchange"],
     ["gateway.wire", "gateway.sse", "gateway.telemetry", "gateway.connection", "gateway.reply"],
