@@ -17,6 +17,7 @@ from email.utils import formatdate
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import cast
+from urllib.parse import unquote_to_bytes
 
 import httptools
 
@@ -212,7 +213,7 @@ class Connection(asyncio.Protocol):
         self.parts.append(body)
 
     def on_message_complete(self) -> None:
-        path = self.url.partition(b"?")[0].decode("latin-1")
+        path = unquote_to_bytes(self.url.partition(b"?")[0]).decode("utf-8", "replace")
         request = Request(self.parser.get_method().decode(), path, self.headers, b"".join(self.parts))
         self.waiting.append((request, self.parser.should_keep_alive()))
         self.serve()

@@ -11,6 +11,8 @@ import pytest
 
 from loadtests.emulator import Emulator, Server, Settings
 
+LONG = "The headrace brings the water to the turbines. " * 40
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from loadtests.emulator import Emulator, Server, Settings
-from tests.loadtests.conftest import RawClient, ask, chat, events
+from tests.loadtests.conftest import LONG, RawClient, ask, chat, events
 
 pytestmark = pytest.mark.anyio
-
-LONG = "The headrace brings the water to the turbines. " * 40
 
 
 async def settled(holds: Callable[[], bool]) -> None:
