@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import httptools
+
+from gateway.inflate import Damaged, Inflater, inflater
 
 Header = tuple[bytes, bytes]
 
@@ -31,6 +34,14 @@ class BadResponse(Exception):
     """The peer did not speak HTTP/1.1, or went past a limit."""
 
 
+class Answer(NamedTuple):
+    """A whole answer. Header names are in lower case; framing headers are not among them."""
+
+    status: int
+    headers: list[Header]
+    body: bytes
+
+
 def nominated(headers: Iterable[Header]) -> frozenset[bytes]:
     """The lower-case header names that `Connection` declares to be hop-by-hop."""
     names: set[bytes] = set()
@@ -52,13 +63,15 @@ class ResponseReader:
     """Reads one response: `feed` takes bytes cut anywhere, `take` gives the body pieces seen since.
 
     After each feed: `head_done` says that `status` and `headers` (names in lower case) stand; `complete` that the
-    body ended as its framing promised. Interim (1xx) responses are skipped. Trailers are read and dropped.
+    body ended as its framing promised. Interim (1xx) responses are skipped, trailers dropped. A compressed body, which
+    nobody asked for, comes out plain, and its headers say so.
     """
 
     __slots__ = (
         "_fed",
         "_framed",
         "_head_only",
+        "_inflater",
         "_keep_alive",
         "_parser",
         "_pieces",
@@ -81,6 +94,7 @@ class ResponseReader:
         self._silent = 0
         self._keep_alive = False
         self._head_only = head_only
+        self._inflater: Inflater | None = None
         self._pieces: list[bytes] = []
         self._parser = httptools.HttpResponseParser(self)
 
@@ -106,13 +120,18 @@ class ResponseReader:
             raise BadResponse(f"its head or its trailers exceed {MAX_HEAD} bytes")
 
     def take(self) -> bytes:
-        """The body bytes that came since the last call."""
+        """The body bytes that came since the last call. Raises BadResponse for a damaged compressed body."""
         pieces = self._pieces
         if not pieces:
             return b""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        return data
+        if self._inflater is None:
+            return data
+        try:
+            return self._inflater.feed(data)
+        except Damaged as error:
+            raise BadResponse(str(error)) from None
 
     def eof(self) -> bool:
         """The peer closed: whether that ends the response as promised."""
@@ -149,6 +168,8 @@ class ResponseReader:
             self._framed = True
         elif name == b"keep-alive":
             self.keep_alive_hint = value
+        elif name == b"content-encoding":
+            self._inflater = inflater(value)
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -162,6 +183,9 @@ class ResponseReader:
         self.head_done = True
         self._keep_alive = bool(self._parser.should_keep_alive())
         self._framed = self._framed or self.status in (204, 304)
+        if self._inflater is not None:
+            changed = (b"content-encoding", b"content-length", b"etag", b"content-md5")
+            self.headers = [header for header in self.headers if header[0] not in changed]
         if self._head_only:
             self.complete = True
 

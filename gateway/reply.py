@@ -11,6 +11,7 @@ from gateway.errors import (
     UPSTREAM_ERROR,
     UPSTREAM_TRUNCATED,
     ClientGone,
+    GatewayError,
     Phase,
     Refusal,
     Unanswered,
@@ -46,7 +47,7 @@ class Reply:
         self._clock = clock
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._failure: UpstreamFailed | ClientGone | None = None
+        self._failure: GatewayError | None = None
         self._paused_for_client = False
 
     def __repr__(self) -> str:
@@ -63,6 +64,11 @@ class Reply:
         return self.reader.headers
 
     @property
+    def length(self) -> int | None:
+        """Body bytes as declared, None where the end of the body declares itself."""
+        return next((int(value) for name, value in self.reader.headers if name == b"content-length"), None)
+
+    @property
     def complete(self) -> bool:
         """Whether every byte of the body is here."""
         return self.reader.complete
@@ -75,7 +81,7 @@ class Reply:
     async def read(self) -> bytes:
         """The next body bytes; empty at the end. Raises UpstreamFailed where the body breaks off."""
         while True:
-            data = self.reader.take()
+            data = self._take()
             if data:
                 self._connection.resume()
                 return data
@@ -85,7 +91,7 @@ class Reply:
 
     async def pump(self, sink: Sink) -> None:
         """Hands every further piece to `sink(data, now)` from the socket's callback; returns at the end."""
-        data = self.reader.take()
+        data = self._take()
         self._sink = sink
         if data:
             sink(data, self._clock())
@@ -109,18 +115,18 @@ class Reply:
         """Fail if one of the clocks ran out."""
         limit = self._timeouts
         if now - self.sent_at > limit.total:
-            self._fail(UpstreamTimeout("total", limit.total, self.phase))
+            self.fail(UpstreamTimeout("total", limit.total, self.phase))
         elif not self.reader.head_done:
             if now - self.sent_at > self._headers_s:
-                self._fail(UpstreamTimeout("headers", self._headers_s, self.phase))
+                self.fail(UpstreamTimeout("headers", self._headers_s, self.phase))
         elif self._paused_for_client:
             if now - self.active_at > CLIENT_STALL_S:
-                self._fail(ClientGone("The client took nothing of its answer for too long.", "client_stalled"))
+                self.fail(ClientGone("The client took nothing of its answer for too long.", "client_stalled"))
         elif self.waits_for_token:
             if now - self.sent_at > limit.first_token:
-                self._fail(UpstreamTimeout("first_token", limit.first_token, self.phase))
+                self.fail(UpstreamTimeout("first_token", limit.first_token, self.phase))
         elif now - self.active_at > limit.idle:
-            self._fail(UpstreamTimeout("idle", limit.idle, self.phase))
+            self.fail(UpstreamTimeout("idle", limit.idle, self.phase))
 
     # -- called by the connection -------------------------------------------------------------------------------
 
@@ -133,7 +139,7 @@ class Reply:
             return
         now = self.active_at = self._clock()
         if self._sink is not None:
-            body = reader.take()
+            body = self._take()
             if body:
                 self._sink(body, now)
             if not reader.complete:
@@ -142,19 +148,27 @@ class Reply:
             self._connection.pause()
         self._wake()
 
+    def _take(self) -> bytes:
+        try:
+            return self.reader.take()
+        except BadResponse as error:
+            self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
+            return b""
+
     def lost(self) -> None:
         """The connection closed."""
         if self.reader.eof() or self._failure is not None:
             self._wake()
         elif not self.reader.started:
-            self._fail(Unanswered("The model backend closed the connection without an answer.", self.phase))
+            self.fail(Unanswered("The model backend closed the connection without an answer.", self.phase))
         else:
             self._broken(UPSTREAM_TRUNCATED, "The model backend broke off its answer.")
 
     def _broken(self, refusal: Refusal, message: str) -> None:
-        self._fail(UpstreamFailed(message, self.phase, refusal=refusal))
+        self.fail(UpstreamFailed(message, self.phase, refusal=refusal))
 
-    def _fail(self, failure: UpstreamFailed | ClientGone) -> None:
+    def fail(self, failure: GatewayError) -> None:
+        """End it: whoever reads it gets `failure` as soon as what has come in is read."""
         if self._failure is None and not self.reader.complete:
             self._failure = failure
             self._connection.abort()
@@ -172,6 +186,8 @@ class Reply:
             finally:
                 self._waiter = None
         if self._failure is not None and not self.reader.complete:
+            if isinstance(self._failure, UpstreamFailed):
+                self._failure.phase = self.phase
             raise self._failure
 
 
@@ -194,7 +210,7 @@ class BackendConnection(asyncio.Protocol):
         state = "closed" if self.closed else "idle" if self.reply is None else "busy"
         return f"<BackendConnection {state}, used {self.uses} times>"
 
-    async def send(self, head: bytes, body: list[bytes], length: int) -> None:
+    async def send(self, head: bytes, body: list[bytes | memoryview], length: int) -> None:
         """Write a request; a large body only as fast as the backend takes it. Stops early if it answers early."""
         assert self._transport is not None and self.reply is not None
         self.uses += 1
@@ -247,8 +263,7 @@ class BackendConnection(asyncio.Protocol):
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:

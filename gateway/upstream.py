@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from types import TracebackType
 
 from gateway.backend import Backend
-from gateway.errors import Phase, Unanswered, UpstreamFailed, UpstreamTimeout
+from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, UpstreamTimeout
 from gateway.exchange import Attempt, Call
 from gateway.http1 import request_head
 from gateway.reply import BackendConnection, Clock, Reply
@@ -45,6 +44,11 @@ class Upstream:
             for connection in connections:
                 connection.abort()
         self._idle.clear()
+
+    def fail_all(self, error: GatewayError) -> None:
+        """End every answer that is still being read."""
+        for reply in tuple(self._replies):
+            reply.fail(error)
 
     def take(self, backend: Backend) -> BackendConnection | None:
         """The connection used last: the warmest, and the others get to expire."""
@@ -133,9 +137,7 @@ class Opening:
                 pass  # it had been closed while it was idle: sending again duplicates nothing
         return await self._try(await self._upstream.connect(backend), head)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         if self._connection is not None:
             self._upstream.release(self._connection, self._attempt.backend)
 

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = [
-    ["policies.types"],
-    [f"policies.{name}" for name in "limits estimate prefix queues admission routing retry health".split()]
-    + ["loadtests.kvcache", "loadtests.profiles"],
-    ["policies.scheduler", "loadtests.batch"],
-    ["gateway.errors", "gateway.config", "gateway.backend", "gateway.http1", "gateway.envelope", "loadtests.engine"],
-    ["gateway.exchange"],
-    ["gateway.wire", "gateway.sse", "gateway.telemetry", "gateway.connection", "gateway.reply"],
-    [f"gateway.{name}" for name in "client auth quota dispatch upstream fleet".split()],
-    ["gateway.proxy"],
-    ["gateway.app"],
-    [f"loadtests.{name}" for name in "machine origin scoreboard prose httpd gauges".split()],
-    ["loadtests.loadgen", "loadtests.asks", "loadtests.live"],
-    ["loadtests.peers", "loadtests.speech"],
-    ["loadtests.phases", "loadtests.dialects.shape"],
-    [f"loadtests.{name}" for name in "dialects.chat dialects.messages dialects.responses taps generation".split()],
-    ["loadtests.faults", "loadtests.oneshot"],
-    [f"loadtests.{name}" for name in "emulator simulate traces baselines replay report overhead".split()],
-    ["gateway.cli"],
-]
+# One line a floor, the ground first.
+PLAN = """
+policies: types rules
+policies: limits estimate prefix retry health
+policies: backend
+policies: queues admission routing
+policies: pool waiting
+policies: scheduler
+gateway: units secret problem inflate envelope multipart frames usage
+gateway: section address yamlfile http1
+gateway: schema errors backend catalog
+gateway: consistency exchange
+gateway: config wire answers dialects reply
+gateway: reading connection
+gateway: sse auth upstream dispatch
+gateway: relay telemetry logs
+gateway: client assembly models admin
+gateway: proxy
+gateway: app
+gateway: serve
+loadtests: kvcache profiles
+loadtests: batch
+loadtests: engine
+loadtests: machine origin scoreboard prose httpd gauges
+loadtests: loadgen asks live
+loadtests: peers speech
+loadtests: phases dialects.shape
+loadtests: dialects.chat dialects.messages dialects.responses taps generation
+loadtests: faults oneshot
+loadtests: emulator simulate traces baselines replay report overhead
+gateway: cli
+"""
+FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
 PACKAGES = ("gateway", "policies", "loadtests")
 

@@ -1,0 +1,58 @@
+"""What is wrong in a configuration: each finding with its place, and all of them as one error."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+Loc = tuple[str | int, ...]
+"""The keys and list indexes that lead to a value, from the top of the file."""
+
+
+def dotted(loc: Loc) -> str:
+    """`pools.llama.backends[0].url`; a key that is ambiguous, unprintable or long is quoted and cut."""
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+            continue
+        plain = re.fullmatch(r"[\w./:@+*-]{1,80}", part)
+        quoted = json.dumps(part[:80], ensure_ascii=not part.isprintable())
+        text += ("." if text else "") + (part if plain else quoted)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where, at which key, and what would mend it. Lines and columns count from 1."""
+
+    source: str
+    message: str
+    loc: Loc = ()
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+        return ": ".join(part for part in (place, dotted(self.loc), self.message) if part)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. Its text is the whole report, one problem a line."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def suggestion(word: str, known: Iterable[str], kind: str) -> str:
+    """`; did you mean x?`, or else all that is known: the second half of a message about an unknown word."""
+    names = sorted(known)
+    close = get_close_matches(word, names, n=1)
+    if close:
+        return f"; did you mean {dotted((close[0],))}?"
+    listed = ", ".join(dotted((name,)) for name in names[:12]) + (", ..." if len(names) > 12 else "")
+    return f"; {kind}: {listed}" if names else f"; there are no {kind}"
