@@ -14,9 +14,10 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -49,7 +50,9 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(rounds=1, json_s=1.0, stream_s=1.5, streams=(500,), idle=300)
+MEMORY = ("unread", "idle")
 Report = Callable[[str], None]
+Phase = Callable[[phases.Rig], Awaitable[dict[str, float]]]
 
 
 @dataclass(slots=True)
@@ -80,18 +83,32 @@ class Bench:
         """One arm, one round. Memory first, in processes that are warm but not grown: later phases grow the heap,
         and what is idle then fits into the holes; so the unread clients get a process of their own."""
         plan = self.plan.slowed() if arm and arm.slow else self.plan
+        unread: dict[str, Phase] = {"unread": phases.unread_memory}
+        rest: dict[str, Phase] = {
+            "idle": lambda rig: phases.idle_memory(rig, plan.idle),
+            "json": lambda rig: phases.json_requests(rig, plan.json_s),
+        }
+        for number in plan.streams:
+            rest[f"streams_{number}"] = partial(phases.streams, number=number, seconds=plan.stream_s)
         try:
-            if arm is not None:
-                async with self.served(arm) as rig:
-                    row.add("unread", await phases.unread_memory(rig))
-            async with self.served(arm) as rig:
-                if arm is not None:
-                    row.add("idle", await phases.idle_memory(rig, plan.idle))
-                row.add("json", await phases.json_requests(rig, plan.json_s))
-                for number in plan.streams:
-                    row.add(f"streams_{number}", await phases.streams(rig, number, plan.stream_s))
+            for group in (unread, rest):
+                wanted = {name: phase for name, phase in group.items() if arm or name not in MEMORY}
+                if wanted:
+                    async with self.served(arm) as rig:
+                        await self.measure(row, wanted, rig)
         except LoadFailed as failure:
             row.skipped = str(failure)
+
+    async def measure(self, row: Row, wanted: dict[str, Phase], rig: phases.Rig) -> None:
+        """The phases in turn, up to one that fails: the proxy is in no known state after it. It is not tried again."""
+        for name, phase in wanted.items():
+            if name in row.failed:
+                continue
+            try:
+                row.add(name, await phase(rig))
+            except LoadFailed as failure:
+                row.failed[name] = str(failure)
+                return
 
     @asynccontextmanager
     async def served(self, arm: peers.Arm | None) -> AsyncIterator[phases.Rig]:

@@ -21,11 +21,13 @@ RATIOS = {"us_per_request": "json", "us_per_chunk": "streams_500"}
 
 @dataclass(slots=True)
 class Row:
-    """One arm: for each phase the figures of every round. `skipped` says why there are none."""
+    """One arm: for each phase the figures of every round. `skipped` says why there are none, `failed` which phase did
+    not work and why."""
 
     name: str
     skipped: str = ""
     phases: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, phase: str, figures: dict[str, float]) -> None:
         self.phases.setdefault(phase, []).append(figures)
@@ -49,6 +51,7 @@ class Row:
         return {
             "arm": self.name,
             "skipped": self.skipped or None,
+            "failed": self.failed,
             **{phase: {**self.medians(phase), "bottleneck": self.bottleneck(phase)} for phase in self.phases},
         }
 
@@ -138,9 +141,14 @@ def show(rows: Sequence[Row], console: Console) -> None:
         for line in rest:
             table.add_row(*line)
         console.print(table)
-    for row in rows:
-        if row.skipped:
-            console.print(f"[yellow]{row.name} skipped:[/] {row.skipped}")
+    for note in notes(rows):
+        console.print(note, style="yellow", markup=False, highlight=False)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What is missing from the tables, and why."""
+    skipped = [f"{row.name} skipped: {row.skipped}" for row in rows if row.skipped]
+    return skipped + [f"{row.name} failed in {phase}: {why}" for row in rows for phase, why in row.failed.items()]
 
 
 def write(rows: Sequence[Row], directory: Path) -> None:
@@ -148,8 +156,9 @@ def write(rows: Sequence[Row], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     measured = [row for row in rows if row.phases]
     parts = [f"## {title}\n\n{markdown(lines(measured))}\n" for title, lines in TABLES.items()]
-    skipped = [f"- {row.name} skipped: {row.skipped}\n" for row in rows if row.skipped]
-    (directory / "overhead.md").write_text("\n".join(["# Overhead\n", *parts]) + "\n" + "".join(skipped))
+    (directory / "overhead.md").write_text(
+        "\n".join(["# Overhead\n", *parts, *(f"- {note}" for note in notes(rows)), ""])
+    )
     with (directory / "overhead.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["arm", "phase", "figure", "median", "rounds"])
