@@ -21,7 +21,7 @@ from loadtests.httpd import Piece, Reply, Request, swallow
 from loadtests.taps import Paced, at, edited, endless, reframed, with_text
 
 HEADER = b"x-emulate-fault"
-SPEC = re.compile(r"(?P<name>[a-z0-9-]+)(:(?P<arg>-?\d+(\.\d+)?))?(@(?P<rate>[01]?\.?\d+))?")
+SPEC = re.compile(r"(?P<name>[a-z0-9-]+)(:(?P<arg>-?\d+(\.\d+)?))?(@(?P<rate>1|0?\.\d+))?")
 DEATH = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 ODD_TEXT = "é漢🌊".encode()
 FILL_BYTES = 16384

@@ -35,7 +35,7 @@ def request(key: str, kind: str | None = None) -> bytes:
     body: dict[str, object] = {"model": MODEL, "messages": messages, "max_tokens": 512}
     if kind is not None:
         messages.insert(0, {"role": "system", "content": kind})
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body["stream"] = True
     encoded = json.dumps(body, separators=(",", ":")).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
     return f"{head}content-type: application/json\r\ncontent-length: {len(encoded)}\r\n\r\n".encode() + encoded

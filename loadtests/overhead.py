@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         scoreboard.show(rows, Console(width=None if sys.stdout.isatty() else WIDTH))
     if out := arguments.out or (None if arguments.quick else RESULTS):
-        scoreboard.write(rows, out)
+        scoreboard.write(rows, out, peers.about(row.name for row in rows if not row.skipped))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ import asyncio
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -160,6 +161,14 @@ def arms() -> list[Arm]:
         Arm("smg cache", router("smg", "cache_aware", ("smg", "launch"))),
         Arm("litellm", litellm, slow=True),
     ]
+
+
+def about(names: Iterable[str]) -> str:
+    """One line on what was compared, for arms of these names."""
+    families = {name.split()[0] for name in names}
+    peers = [requirement for name, requirement in REQUIREMENTS.items() if name in families]
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return "; ".join([system, *peers])
 
 
 def free_port() -> int:

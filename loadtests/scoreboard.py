@@ -151,13 +151,21 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return skipped + [f"{row.name} failed in {phase}: {why}" for row in rows for phase, why in row.failed.items()]
 
 
-def write(rows: Sequence[Row], directory: Path) -> None:
-    """overhead.md, overhead.csv (medians) and overhead.png."""
+def write(rows: Sequence[Row], directory: Path, about: str) -> None:
+    """overhead.md, overhead.csv (medians) and overhead.png; `about` says what was compared and where."""
     directory.mkdir(parents=True, exist_ok=True)
     measured = [row for row in rows if row.phases]
     parts = [f"## {title}\n\n{markdown(lines(measured))}\n" for title, lines in TABLES.items()]
     (directory / "overhead.md").write_text(
-        "\n".join(["# Overhead\n", *parts, *(f"- {note}" for note in notes(rows)), ""])
+        "\n".join(
+            [
+                "# Overhead\n",
+                f"{about}. Medians; only ratios within a run mean anything.\n",
+                *parts,
+                *(f"- {note}" for note in notes(rows)),
+                "",
+            ]
+        )
     )
     with (directory / "overhead.csv").open("w", newline="") as file:
         writer = csv.writer(file)

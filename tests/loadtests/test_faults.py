@@ -352,7 +352,7 @@ async def test_a_fault_is_told_as_name_argument_and_rate(spec: str, told: Told) 
     assert parse(spec) == told
 
 
-@pytest.mark.parametrize("spec", ["nope", "stall:", "stall:x", "stall@2:1", ""])
+@pytest.mark.parametrize("spec", ["nope", "stall:", "stall:x", "stall@2", "stall@.5:1", ""])
 async def test_what_is_no_fault_is_refused_with_the_list(server: Server, spec: str) -> None:
     """At the start by an error, in a request by a 400."""
     with pytest.raises(ValueError, match="keep-alive-drop"):

@@ -158,9 +158,11 @@ def test_results_are_written_as_table_rows_and_plot(tmp_path: Path) -> None:
     nginx, missing = Row("nginx"), Row("smg", skipped="not installed")
     nginx.add("json", {"us_per_request": 14.0, "requests_per_s": 60000.0})
     nginx.add("streams_500", {"us_per_chunk": 10.0, "chunks_per_s": 25000.0})
-    scoreboard.write([nginx, missing], tmp_path)
+    scoreboard.write([nginx, missing], tmp_path, peers.about(["nginx", "smg rr"]))
     text = (tmp_path / "overhead.md").read_text()
     assert "| nginx | 14.0 |" in text
+    assert "smg==" in text
+    assert "litellm" not in text
     assert "smg skipped: not installed" in text
     assert "nginx,json,us_per_request,14,1" in (tmp_path / "overhead.csv").read_text()
     assert (tmp_path / "overhead.png").read_bytes().startswith(b"\x89PNG")
