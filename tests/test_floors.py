@@ -33,7 +33,14 @@ gateway: serve
 loadtests: kvcache profiles
 loadtests: batch
 loadtests: engine
+loadtests: machine origin scoreboard prose httpd gauges
+loadtests: loadgen asks live
+loadtests: peers speech
+loadtests: phases dialects.shape
+loadtests: dialects.chat dialects.messages dialects.responses taps generation
+loadtests: faults oneshot
 loadtests: emulator simulate traces baselines replay report overhead
+loadtests: capacity
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
