@@ -153,32 +153,16 @@ def _section(loc: Loc) -> Any:
 
 def changes(old: Config, new: Config) -> list[str]:
     """What differs, a line each: `+ added`, `- removed`, `~ key: before -> after`. Secrets show as references."""
-<<<<<<< HEAD
-    return list(_differences((), old, new))
-=======
     lines = list(_differences((), old, new))
     if list(old.classes) != list(new.classes):  # equal mappings may differ in order, and here it is the urgency
         lines.append(f"~ classes: {_text(list(old.classes))} -> {_text(list(new.classes))}")
     return lines
->>>>>>> config
 
 
 def _differences(loc: Loc, old: Section, new: Section) -> Iterator[str]:
     before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
     for name in type(old).model_fields:
         was, now = getattr(old, name), getattr(new, name)
-<<<<<<< HEAD
-        if was == now:
-            continue
-        if isinstance(was, Section) and isinstance(now, Section):
-            yield from _differences((*loc, name), was, now)
-        elif (was_items := _items(was)) is not None and (now_items := _items(now)) is not None:
-            yield from _item_differences((*loc, name), was_items, now_items)
-        else:
-            same = before[name] == after[name]
-            change = f"another value behind {after[name]}" if same else f"{_text(before[name])} -> {_text(after[name])}"
-            yield f"~ {dotted((*loc, name))}: {change}"
-=======
         here = (*loc, name)
         if was == now:
             continue
@@ -190,7 +174,6 @@ def _differences(loc: Loc, old: Section, new: Section) -> Iterator[str]:
             yield f"~ {dotted(here)}: another value behind {after[name]}"
         else:
             yield f"~ {dotted(here)}: {_text(before[name])} -> {_text(after[name])}"
->>>>>>> config
 
 
 def _items(value: object) -> Mapping[str, Section] | None:
@@ -203,18 +186,6 @@ def _items(value: object) -> Mapping[str, Section] | None:
 
 
 def _item_differences(loc: Loc, old: Mapping[str, Section], new: Mapping[str, Section]) -> Iterator[str]:
-<<<<<<< HEAD
-    for name in (*old, *(name for name in new if name not in old)):
-        where = (*loc, name)
-        if name not in new:
-            yield f"- {dotted(where)}"
-        elif name not in old:
-            yield f"+ {dotted(where)}"
-        else:
-            yield from _differences(where, old[name], new[name])
-    if list(old) != list(new) and set(old) == set(new):
-        yield f"~ {dotted(loc)}: order: {', '.join(new)}"
-=======
     for name in dict.fromkeys((*old, *new)):
         if name not in new:
             yield f"- {dotted((*loc, name))}"
@@ -222,7 +193,6 @@ def _item_differences(loc: Loc, old: Mapping[str, Section], new: Mapping[str, Se
             yield f"+ {dotted((*loc, name))}"
         else:
             yield from _differences((*loc, name), old[name], new[name])
->>>>>>> config
 
 
 def _text(value: object) -> str:

@@ -12,19 +12,6 @@ Loc = tuple[str | int, ...]
 """The keys and list indexes that lead to a value, from the top of the file."""
 
 
-<<<<<<< HEAD
-def dotted(loc: Loc) -> str:
-    """`pools.llama.backends[0].url`; a key that is ambiguous, unprintable or long is quoted and cut."""
-    text = ""
-    for part in loc:
-        if isinstance(part, int):
-            text += f"[{part}]"
-            continue
-        plain = re.fullmatch(r"[\w./:@+*-]{1,80}", part)
-        quoted = json.dumps(part[:80], ensure_ascii=not part.isprintable())
-        text += ("." if text else "") + (part if plain else quoted)
-    return text
-=======
 def shown(name: str) -> str:
     """A name from the file as a message may hold it: quoted if it has blanks or cannot be printed, and cut if long."""
     plain = re.fullmatch(r"[\w./:@+*-]{1,80}", name)
@@ -35,7 +22,6 @@ def dotted(loc: Loc) -> str:
     """`pools.llama.backends[0].url`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{shown(part)}" for part in loc)
     return "".join(parts).removeprefix(".")
->>>>>>> config
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +52,6 @@ def suggestion(word: str, known: Iterable[str], kind: str) -> str:
     names = sorted(known)
     close = get_close_matches(word, names, n=1)
     if close:
-<<<<<<< HEAD
-        return f"; did you mean {dotted((close[0],))}?"
-    listed = ", ".join(dotted((name,)) for name in names[:12]) + (", ..." if len(names) > 12 else "")
-=======
         return f"; did you mean {shown(close[0])}?"
     listed = ", ".join(shown(name) for name in names[:12]) + (", ..." if len(names) > 12 else "")
->>>>>>> config
     return f"; {kind}: {listed}" if names else f"; there are no {kind}"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
 import hashlib
->>>>>>> config
 import re
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -21,11 +18,8 @@ def option(default: Any, meaning: str, **bounds: Any) -> Any:
 
 
 def _key_hash(text: str) -> str:
-<<<<<<< HEAD
-=======
     if text == hashlib.sha256(b"").hexdigest():
         raise ValueError("this is the hash of no key at all: was the variable empty?")
->>>>>>> config
     if re.fullmatch(r"[0-9a-f]{64}", text):
         return text
     if re.fullmatch(r"[0-9a-fA-F]{64}", text):
@@ -37,10 +31,7 @@ def _key_hash(text: str) -> str:
 
 
 def if_empty(empty: object) -> BeforeValidator:
-<<<<<<< HEAD
-=======
     """Reads a key with nothing behind it as `empty`."""
->>>>>>> config
     return BeforeValidator(lambda value: empty if value == "" else value)
 
 

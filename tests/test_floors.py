@@ -40,7 +40,7 @@ loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator simulate traces baselines replay report overhead
-loadtests: capacity
+loadtests: capacity decision
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
