@@ -18,8 +18,8 @@ policies: backend
 policies: queues admission routing
 policies: pool waiting
 policies: scheduler
-gateway: units secret problem inflate envelope multipart frames usage
-gateway: section address yamlfile http1
+gateway: units problem inflate envelope multipart frames usage
+gateway: secret section address yamlfile http1
 gateway: schema errors backend catalog
 gateway: consistency exchange
 gateway: config wire answers dialects reply
