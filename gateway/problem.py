@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+MAX_LINES = 500  # of a report: a file of another kind may have a problem in each of its lines
+
 Loc = tuple[str | int, ...]
 """The keys and list indexes that lead to a value, from the top of the file."""
 
@@ -40,11 +42,14 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. Its text is the whole report, one problem a line."""
+    """The configuration cannot be used. Its text is the report, one problem a line, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
-        super().__init__("\n".join(map(str, self.problems)))
+        lines = [str(problem) for problem in self.problems[:MAX_LINES]]
+        if len(self.problems) > MAX_LINES:
+            lines.append(f"... and {len(self.problems) - MAX_LINES} more problems")
+        super().__init__("\n".join(lines))
 
 
 def suggestion(word: str, known: Iterable[str], kind: str) -> str:

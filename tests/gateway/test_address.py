@@ -49,6 +49,7 @@ NOT_A_BACKEND = [
     "http://-a",
     "http://[::1",
     "http://[fe80::1%25eth0]",
+    "http://[::1%25lo]",
     "http://%31.1.1.1",
     "http://1.2.3",
     "http://256.1.1.1",

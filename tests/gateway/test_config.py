@@ -170,6 +170,15 @@ tenants:
     ]
 
 
+def test_a_report_has_a_last_line() -> None:
+    """A file of some other kind is wrong in every line; all problems are kept, the text is not endless."""
+    with pytest.raises(ConfigError) as caught:
+        parse(BASE + "".join(f"k{number}: 1\n" for number in range(600)), environ={})
+    assert len(caught.value.problems) == 600
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[-1]) == (501, "... and 100 more problems")
+
+
 def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
     """References start at the file's folder, problems at its name."""
     (tmp_path / "key").write_text("value\n")

@@ -108,7 +108,7 @@ BOMBS = {
     + ", ".join(f"k{n}: v" for n in range(2000))
     + "}\n"
     + "".join(f"m{n}: {{<<: *a}}\n" for n in range(2000)),
-    "chain of aliases": "a0: &a0 {x: y}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}}}\n" for n in range(1, 3000)),
+    "chain of aliases": "a0: &a0 {x: y}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}}}\n" for n in range(1, 500)),
     "billion laughs": "a0: &a0 [x, x]\n"
     + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 18)),
 }
@@ -116,9 +116,10 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_alias_bombs_are_refused_quickly(name: str) -> None:
-    """Small files that expand without bound stop at a cap: values are counted at each use."""
+    """Small files that expand without bound stop at a cap: values are counted at each use, and so is their depth."""
     start = time.process_time()
-    with pytest.raises(ConfigError, match=r"more than 300000 values|more than 20 levels"):
+    cap = "more than 20 levels" if name == "chain of aliases" else "more than 300000 values"
+    with pytest.raises(ConfigError, match=cap):
         compose(BOMBS[name], "f")
     assert time.process_time() - start < 5
 
@@ -132,6 +133,7 @@ def test_problems_never_show_the_text_around_them() -> None:
         "k: !hunter2 x",
         "k: 'hunter2",
         "k: %hunter2",
+        "k: !hunter2!x y",
     ):
         try:
             _, problems = compose(text, "f")
