@@ -21,6 +21,7 @@ from gateway.errors import HEADERS_TOO_LARGE, INVALID_REQUEST, REQUEST_TIMEOUT, 
 
 LINGER_S = 2.0  # how long an unread request body is thrown away, so that its sender sees the refusal and no reset
 HIGH_WATER = 64 * 1024
+PIPELINED = 8  # requests that may wait behind the one that is answered before no more is read
 PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
@@ -105,6 +106,12 @@ class Downlink:
             self._transport.write(b"0\r\n\r\n")
         self._finish()
 
+    def lost(self) -> None:
+        """The client left."""
+        self.gone = self._cycle.disconnected = True  # uvicorn marks the request that came last, not the one that runs
+        if self.on_gone is not None:
+            self.on_gone()
+
     def cut(self) -> None:
         """The answer cannot be completed, and the client must see that."""
         self.on_gone = self.source = None
@@ -158,9 +165,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         downlink, self._downlink = self._downlink, None
         if downlink is not None:
-            downlink.gone = True
-            if downlink.on_gone is not None:
-                downlink.on_gone()
+            downlink.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._lingering or self.transport.is_closing():
@@ -204,6 +209,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._lingering:
             super().on_message_complete()
+            if len(self.pipeline) < PIPELINED:
+                self.flow.resume_reading()  # uvicorn paused for a large body or a pipelined request: leaving shows here
 
     def on_response_complete(self) -> None:
         self._downlink = None
