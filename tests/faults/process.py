@@ -156,6 +156,16 @@ class GatewayProcess:
     async def _all_logged(self) -> bool:
         return len(self.lines) == sum((await self.outcomes()).values())
 
+    async def idle(self, fakes: Sequence[Fake] = ()) -> None:
+        """Wait until nothing is in flight, queued, or open at the backends."""
+
+        async def still() -> bool:
+            gauges = {key: value for key, value in (await self.samples()).items() if key[0] in GAUGES}
+            assert all(value >= 0 for value in gauges.values()), gauges
+            return not any(gauges.values()) and not any(fake.open_requests for fake in fakes)
+
+        await self.eventually(still, "gauges and backends idle")
+
     async def settled(
         self,
         fakes: Sequence[Fake] = (),
@@ -167,13 +177,7 @@ class GatewayProcess:
         """The invariants: nothing in flight, nothing queued, nothing open at the backends, descriptors as before, no
         fault in the log, no secret anywhere, one outcome and one line for each request `sent`, all capacity usable
         again."""
-
-        async def still() -> bool:
-            gauges = {key: value for key, value in (await self.samples()).items() if key[0] in GAUGES}
-            assert all(value >= 0 for value in gauges.values()), gauges
-            return not any(gauges.values()) and not any(fake.open_requests for fake in fakes)
-
-        await self.eventually(still, "gauges and backends idle")
+        await self.idle(fakes)
         assert [error for fake in fakes for error in fake.errors] == []
         idle = sum(len(fake.tasks) for fake in fakes)
         await self.eventually(lambda: self.fds <= self._fds + idle + fds, "descriptors at the baseline", timeout_s=8)
