@@ -481,6 +481,14 @@ def test_a_pattern_leaves_open_nothing_but_the_text() -> None:
     assert (meter.events, meter.tokens) == (2, 1)
 
 
+def test_nothing_fits_before_there_is_a_pattern() -> None:
+    """Not even bytes that no engine sends."""
+    meter = Meter(Dialect.CHAT)
+    for data in (b"\0x\n\n", b'\0x"\n\n', b"\0x y\n\n", b"\0 \n\n"):
+        assert meter.feed(data, 1.0) is data
+    assert (meter.events, meter.tokens) == (0, 0)
+
+
 def test_a_long_event_makes_no_pattern() -> None:
     """Every open stream would have to keep it."""
     meter = Meter(Dialect.CHAT)
