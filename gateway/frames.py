@@ -77,6 +77,10 @@ class Excerpt:
         if len(self._tail) > 2 * TAIL_BYTES:  # not on every call: a byte is moved once on average
             del self._tail[:-TAIL_BYTES]
 
-    def last(self, count: int = TAIL_BYTES) -> bytes:
+    def last(self, count: int) -> bytes:
         """The last `count` bytes, at most `TAIL_BYTES`."""
         return bytes(self._tail[-count:])
+
+    @property
+    def tail(self) -> bytes:
+        return self.last(TAIL_BYTES)

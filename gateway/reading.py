@@ -151,7 +151,7 @@ class BodyMeter(Reading):
         """The answer is whole: read it. Nothing was held back."""
         body, self._body, self._ended = self._body, bytearray(), True
         if isinstance(body, Excerpt):
-            self._note(glimpse_answer(body.head, body.last()), body.head)
+            self._note(glimpse_answer(body.head, body.tail), body.head)
         elif body:
             self._note(read_answer(bytes(body)), bytes(body))
         return b""

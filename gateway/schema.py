@@ -270,8 +270,8 @@ class Config(Section):
         full = dict(data)
         pools, models, classes = (data.get(name) or {} for name in ("pools", "models", "classes"))
         if isinstance(classes, dict):
-            unnamed = [name for name in _CLASSES if name not in classes]
-            order = [*unnamed[:1], *classes, *unnamed[1:]] if "interactive" in unnamed else [*classes, *unnamed]
+            first = () if "interactive" in classes else ("interactive",)
+            order = dict.fromkeys((*first, *classes, "batch"))
             full["classes"] = {name: _with(_CLASSES.get(name, {}), classes.get(name)) for name in order}
         if isinstance(models, dict) and isinstance(pools, dict) and len(pools) == 1:
             full["models"] = {name: _with({"pool": next(iter(pools))}, values) for name, values in models.items()}

@@ -2,8 +2,8 @@
 
 Events go out whole, as soon as they are whole, and unchanged. A stream is made of many events that differ in one
 string, the next piece of text. So the meter parses one of them and keeps what stands before and after that string. As
-long as events begin and end in the same way nothing else can be in them, and three searches stand for a parser. Any
-other event is parsed; if it is a plain content event it becomes the new pattern.
+long as events begin and end in the same way nothing else can be in them, and three comparisons stand for a parser.
+Any other event is parsed, and if it brings content it becomes the new pattern.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Meter(Reading):
         if not data:
             return NOTHING
         self.last_data_at = now
-        event = glimpse(name, data, raw.last()) if isinstance(raw, Excerpt) else read(name, data)
+        event = glimpse(name, data, raw.tail) if isinstance(raw, Excerpt) else read(name, data)
         self._note(event, data)
         if event.number is not None:
             self.last_sequence_number = event.number
@@ -181,9 +181,9 @@ class Meter(Reading):
         return event
 
     def _learn(self, raw: bytes, event: Event) -> None:
-        """Makes a pattern of an event that brings content and nothing else. Its text must stand in it only once, so
-        that what the pattern leaves open is the text and not, say, the type."""
-        if event.finish or event.counts or event.error or event.number != self.last_sequence_number:
+        """Makes a pattern of a content event. Its text must stand in it only once, so that what the pattern leaves
+        open is the text and not, say, the type. Whatever else the event says is noted, and the next one repeats it."""
+        if event.counts is not None or event.number != self.last_sequence_number:
             return
         if len(raw) > PATTERN_BYTES or not event.text.isprintable():  # half a surrogate pair cannot be encoded
             return

@@ -18,8 +18,8 @@ policies: backend
 policies: queues admission routing
 policies: pool waiting
 policies: scheduler
-gateway: units secret problem inflate envelope multipart frames usage
-gateway: section address yamlfile http1
+gateway: units problem inflate envelope multipart frames usage
+gateway: secret section address yamlfile http1
 gateway: schema errors backend catalog
 gateway: consistency exchange
 gateway: config wire answers dialects reply
@@ -40,7 +40,7 @@ loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator simulate traces baselines replay report overhead
-loadtests: capacity
+loadtests: capacity decision
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
