@@ -103,6 +103,7 @@ class Telemetry:
         self._tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._failures: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._retries: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._parse_errors: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def record(self, x: Exchange) -> None:
         """The one place where a request is counted and logged."""
@@ -128,6 +129,9 @@ class Telemetry:
         if x.ttft_s is not None:
             series.ttft.observe(x.ttft_s)
             series.gaps.add(x.meter.gap_counts, x.meter.gap_sum)
+        if x.meter.parse_errors:
+            backend = x.attempts[-1].backend
+            self._parse_errors[(backend.pool, backend.name)] += x.meter.parse_errors
         usage = x.meter.usage
         if usage is not None:
             self._tokens[(model, tenant, "input")] += usage.prompt
@@ -171,6 +175,7 @@ class Telemetry:
         yield _counter("tokens", "Tokens as the engines reported them.", "model tenant direction", self._tokens)
         yield _counter("upstream_failures", "Attempts that failed.", "pool backend reason", self._failures)
         yield _counter("retries", "Attempts made again elsewhere.", "pool reason", self._retries)
+        yield _counter("parse_errors", "Events and answers that are no JSON.", "pool backend", self._parse_errors)
         yield self._histogram("request_seconds", "From accept to the last byte.", lambda series: series.request)
         yield self._histogram("queue_wait_seconds", "From the body to a backend.", lambda series: series.queue_wait)
         yield self._histogram("ttft_seconds", "From accept to the first token of a stream.", lambda series: series.ttft)
