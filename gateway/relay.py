@@ -194,7 +194,7 @@ class Relay:
     async def _pump(self, meter: Meter | BodyMeter) -> None:
         self._reply.meter = meter
         self._turn.feed_from(self._reply)
-        await self._reply.pump(meter.feed, self._turn.write)
+        await self._reply.pump(meter.feed, self._turn.writer())
 
     def _first_token(self, now: float) -> None:
         self._reply.waits_for_token = False

@@ -59,11 +59,10 @@ class Reply:
         self._headers_s = timeouts.headers_for(stream=stream)
         self._clock = clock
         self._pieces: list[bytes] = []
-        self._feed: Feed | None = None
-        self._write: Write
         self._waiter: asyncio.Future[None] | None = None
         self._failure: GatewayError | None = None
         self._paused_for_client = False
+        connection.reply, connection.on_data = self, self.received
 
     def __repr__(self) -> str:
         state = "complete" if self.reader.complete else "reading" if self.reader.head_done else "waiting"
@@ -105,16 +104,34 @@ class Reply:
         return self._taken()
 
     async def pump(self, feed: Feed, write: Write) -> None:
-        """Everything that is still to come, through `feed` into `write`, from the socket's callback: no task wakes
+        """Everything that is still to come, through `feed` into `write`, from the socket's own callback: no task wakes
         for it. Returns at the end."""
         held = self._taken()
         if held and (out := feed(held, self._clock())):
             write(out)
-        self._feed, self._write = feed, write
+        self._connection.on_data = self._relay(feed, write)
         if not self._paused_for_client:
             self._connection.resume()
         while not self.reader.complete:
             await self._wait()
+
+    def _relay(self, feed: Feed, write: Write) -> Callable[[bytes], None]:
+        """The way of a chunk. A closure, since a name of its own is found faster than one of an object's."""
+        reader, clock = self.reader, self._clock
+
+        def relay(data: bytes) -> None:
+            try:
+                body = reader.feed(data)
+            except BadResponse as error:
+                self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
+                return
+            self.active_at = now = clock()
+            if body and (out := feed(body, now)):
+                write(out)
+            if reader.complete:
+                self._wake()
+
+        return relay
 
     def pause(self) -> None:
         """The client is slow: stop reading from the backend's socket."""
@@ -157,18 +174,12 @@ class Reply:
         except BadResponse as error:
             self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
             return
-        now = self.active_at = self._clock()
-        if self._feed is None:
-            if body:
-                self._pieces.append(body)
-                if sum(map(len, self._pieces)) > HIGH_WATER:
-                    self._connection.pause()
-            self._wake()
-            return
-        if body and (out := self._feed(body, now)):
-            self._write(out)
-        if reader.complete:
-            self._wake()
+        self.active_at = self._clock()
+        if body:
+            self._pieces.append(body)
+            if sum(map(len, self._pieces)) > HIGH_WATER:
+                self._connection.pause()
+        self._wake()
 
     def _taken(self) -> bytes:
         pieces = self._pieces
@@ -217,6 +228,7 @@ class BackendConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.reply: Reply | None = None
+        self.on_data: Callable[[bytes], None] = self._unasked
         self.closed = False
         self.uses = 0
         self.max_uses = 1_000_000
@@ -256,7 +268,7 @@ class BackendConnection(asyncio.Protocol):
 
     def release(self, now: float) -> bool:
         """The reply is done with: whether the connection may serve another one. If not, it is closed here."""
-        reply, self.reply = self.reply, None
+        reply, self.reply, self.on_data = self.reply, None, self._unasked
         reusable = reply is not None and reply.reader.reusable and self._sent and not self.closed
         if reply is not None and reusable:
             for name, value in HINT.findall(reply.reader.keep_alive_hint):
@@ -292,10 +304,11 @@ class BackendConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self.reply is None:
-            self.abort()  # nobody asked: whatever it is, it must not become the next answer
-        else:
-            self.reply.received(data)
+        self.on_data(data)
+
+    def _unasked(self, data: bytes) -> None:
+        """Whatever it is, it must not become the next answer."""
+        self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

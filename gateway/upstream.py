@@ -87,7 +87,6 @@ class Upstream:
 
     def begin(self, connection: BackendConnection, backend: Backend, call: Call) -> Reply:
         reply = Reply(connection, backend.timeouts, stream=call.stream, clock=self._clock)
-        connection.reply = reply
         self._replies.add(reply)
         return reply
 

@@ -160,8 +160,8 @@ class FakeConnection:
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         await self.send(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode("latin-1"))
 
-    async def stream_head(self, content_type: str = "text/event-stream") -> None:
-        await self.head(content_type=content_type, transfer_encoding="chunked")
+    async def stream_head(self, content_type: str = "text/event-stream", **headers: str) -> None:
+        await self.head(content_type=content_type, transfer_encoding="chunked", **headers)
 
     async def chunk(self, data: bytes) -> None:
         """One chunk of a chunked body."""
