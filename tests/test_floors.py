@@ -19,7 +19,7 @@ policies: queues admission routing
 policies: pool waiting
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage
-gateway: secret section address yamlfile http1
+gateway: secret section address yamlfile http1 link
 gateway: schema errors backend catalog
 gateway: consistency exchange
 gateway: config wire answers dialects reply
