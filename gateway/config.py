@@ -153,23 +153,27 @@ def _section(loc: Loc) -> Any:
 
 def changes(old: Config, new: Config) -> list[str]:
     """What differs, a line each: `+ added`, `- removed`, `~ key: before -> after`. Secrets show as references."""
-    return list(_differences((), old, new))
+    lines = list(_differences((), old, new))
+    if list(old.classes) != list(new.classes):  # equal mappings may differ in order, and here it is the urgency
+        lines.append(f"~ classes: {_text(list(old.classes))} -> {_text(list(new.classes))}")
+    return lines
 
 
 def _differences(loc: Loc, old: Section, new: Section) -> Iterator[str]:
     before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
     for name in type(old).model_fields:
         was, now = getattr(old, name), getattr(new, name)
+        here = (*loc, name)
         if was == now:
             continue
-        if isinstance(was, Section) and isinstance(now, Section):
-            yield from _differences((*loc, name), was, now)
+        if isinstance(was or now, Section):
+            yield from _item_differences(loc, {name: was} if was else {}, {name: now} if now else {})
         elif (was_items := _items(was)) is not None and (now_items := _items(now)) is not None:
-            yield from _item_differences((*loc, name), was_items, now_items)
+            yield from _item_differences(here, was_items, now_items)
+        elif before[name] == after[name]:
+            yield f"~ {dotted(here)}: another value behind {after[name]}"
         else:
-            same = before[name] == after[name]
-            change = f"another value behind {after[name]}" if same else f"{_text(before[name])} -> {_text(after[name])}"
-            yield f"~ {dotted((*loc, name))}: {change}"
+            yield f"~ {dotted(here)}: {_text(before[name])} -> {_text(after[name])}"
 
 
 def _items(value: object) -> Mapping[str, Section] | None:
@@ -182,16 +186,13 @@ def _items(value: object) -> Mapping[str, Section] | None:
 
 
 def _item_differences(loc: Loc, old: Mapping[str, Section], new: Mapping[str, Section]) -> Iterator[str]:
-    for name in (*old, *(name for name in new if name not in old)):
-        where = (*loc, name)
+    for name in dict.fromkeys((*old, *new)):
         if name not in new:
-            yield f"- {dotted(where)}"
+            yield f"- {dotted((*loc, name))}"
         elif name not in old:
-            yield f"+ {dotted(where)}"
+            yield f"+ {dotted((*loc, name))}"
         else:
-            yield from _differences(where, old[name], new[name])
-    if list(old) != list(new) and set(old) == set(new):
-        yield f"~ {dotted(loc)}: order: {', '.join(new)}"
+            yield from _differences((*loc, name), old[name], new[name])
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 
-from gateway.problem import Loc, dotted, suggestion
+from gateway.problem import Loc, dotted, shown, suggestion
 from gateway.schema import ANY_MODEL, Config, Tenant, matches
 
 Finding = tuple[Loc, str]
@@ -29,7 +29,7 @@ def _required(config: Config) -> Iterator[Finding]:
     if not config.pools:
         yield ("pools",), "is required: name at least one pool with its backends"
     if not config.models:
-        yield ("models",), f"is required: name at least one model ({dotted((ANY_MODEL,))} stands for any)"
+        yield ("models",), f"is required: name at least one model ({shown(ANY_MODEL)} stands for any)"
 
 
 def _pool_of_each_model(config: Config) -> Iterator[Finding]:
@@ -38,7 +38,7 @@ def _pool_of_each_model(config: Config) -> Iterator[Finding]:
         if not model.pool and config.pools:
             yield loc, "is required, as there are several pools" + suggestion("", config.pools, "pools")
         elif model.pool and model.pool not in config.pools:
-            yield loc, f"there is no pool {dotted((model.pool,))}" + suggestion(model.pool, config.pools, "pools")
+            yield loc, f"there is no pool {shown(model.pool)}" + suggestion(model.pool, config.pools, "pools")
 
 
 def _aliases(config: Config) -> Iterator[Finding]:
@@ -47,12 +47,10 @@ def _aliases(config: Config) -> Iterator[Finding]:
         for index, alias in enumerate(model.aliases):
             loc = ("models", name, "aliases", index)
             if alias in config.models:
-                yield (
-                    loc,
-                    "is the name of a model: remove the alias" + ("" if alias == name else " or rename the model"),
-                )
+                fix = "remove the alias" if alias == name else "remove the alias or rename the model"
+                yield loc, f"is the name of a model: {fix}"
             elif alias in owners:
-                yield loc, f"is an alias of {dotted((owners[alias],))} already: an alias belongs to one model"
+                yield loc, f"is an alias of {shown(owners[alias])} already: an alias belongs to one model"
             owners.setdefault(alias, name)
         if name == ANY_MODEL and (model.aliases or model.upstream_name):
             yield ("models", name), "stands for any name, so it has neither aliases nor an upstream_name"
@@ -96,7 +94,7 @@ def _classes(config: Config) -> Iterator[Finding]:
         for index, label in enumerate(tenant.classes):
             if label not in config.classes:
                 loc = ("tenants", name, "classes", index)
-                yield loc, f"there is no class {dotted((label,))}" + suggestion(label, config.classes, "classes")
+                yield loc, f"there is no class {shown(label)}" + suggestion(label, config.classes, "classes")
 
 
 def _models_of_each_tenant(config: Config) -> Iterator[Finding]:
@@ -104,17 +102,14 @@ def _models_of_each_tenant(config: Config) -> Iterator[Finding]:
     for tenant_name, tenant in config.tenants.items():
         for index, glob in enumerate(tenant.models):
             if ANY_MODEL not in config.models and not any(matches(glob, known) for known in names):
-                yield (
-                    ("tenants", tenant_name, "models", index),
-                    f"matches no model: {dotted((glob,))}" + suggestion(glob, names, "models"),
-                )
+                unmatched = f"matches no model: {shown(glob)}" + suggestion(glob, names, "models")
+                yield ("tenants", tenant_name, "models", index), unmatched
         for name in tenant.limits.models:
             if name not in config.models:
-                loc = ("tenants", tenant_name, "limits", "models", name)
-                yield (
-                    loc,
-                    "there is no such model (aliases share its limits)" + suggestion(name, config.models, "models"),
+                unknown = "there is no such model (aliases share its limits)" + suggestion(
+                    name, config.models, "models"
                 )
+                yield ("tenants", tenant_name, "limits", "models", name), unknown
 
 
 def _pools_of(config: Config, tenant: Tenant) -> dict[str, None]:
@@ -135,7 +130,7 @@ def _residency(config: Config) -> Iterator[Finding]:
         for index, region in enumerate(tenant.residency):
             if region not in regions and not any(pool.discovery for pool in pools):
                 loc = ("tenants", name, "residency", index)
-                missing = f"no backend that the tenant may use is in region {dotted((region,))}"
+                missing = f"no backend that the tenant may use is in region {shown(region)}"
                 yield loc, missing + suggestion(region, regions, "regions")
 
 
@@ -154,7 +149,7 @@ def _shared_pools(config: Config) -> Iterator[Finding]:
             users.setdefault(pool, []).append(name)
     for pool, names in users.items():
         if len(names) > 1 and config.security.secret is None:
-            who = f"tenants {dotted((names[0],))} and {dotted((names[1],))} share the pool {dotted((pool,))}"
+            who = f"tenants {shown(names[0])} and {shown(names[1])} share the pool {shown(pool)}"
             yield ("security", "secret"), f"is required, as {who}: write secret: env:HEADRACE_SECRET"
             break
     for pool, names in users.items():
@@ -171,7 +166,7 @@ def _mixed(config: Config, pool: str, names: list[str]) -> Iterator[Finding]:
         own = config.tenants[name].trust_group or name
         neighbour = next((first for group, first in groups.items() if group != own), None)
         if config.tenants[name].isolation and neighbour:
-            what = f"the pool {dotted((pool,))} cannot keep it apart from {dotted((neighbour,))}"
+            what = f"the pool {shown(pool)} cannot keep it apart from {shown(neighbour)}"
             yield ("tenants", name, "isolation"), f"{what}: give the tenant models of a pool of its own"
 
 

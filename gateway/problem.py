@@ -8,21 +8,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+MAX_LINES = 500  # of a report: a file of another kind may have a problem in each of its lines
+
 Loc = tuple[str | int, ...]
 """The keys and list indexes that lead to a value, from the top of the file."""
 
 
+def shown(name: str) -> str:
+    """A name from the file as a message may hold it: quoted if it has blanks or cannot be printed, and cut if long."""
+    plain = re.fullmatch(r"[\w./:@+*-]{1,80}", name)
+    return name if plain else json.dumps(name[:80], ensure_ascii=not name.isprintable())
+
+
 def dotted(loc: Loc) -> str:
-    """`pools.llama.backends[0].url`; a key that is ambiguous, unprintable or long is quoted and cut."""
-    text = ""
-    for part in loc:
-        if isinstance(part, int):
-            text += f"[{part}]"
-            continue
-        plain = re.fullmatch(r"[\w./:@+*-]{1,80}", part)
-        quoted = json.dumps(part[:80], ensure_ascii=not part.isprintable())
-        text += ("." if text else "") + (part if plain else quoted)
-    return text
+    """`pools.llama.backends[0].url`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{shown(part)}" for part in loc)
+    return "".join(parts).removeprefix(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,14 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. Its text is the whole report, one problem a line."""
+    """The configuration cannot be used. Its text is the report, one problem a line, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
-        super().__init__("\n".join(map(str, self.problems)))
+        lines = [str(problem) for problem in self.problems[:MAX_LINES]]
+        if len(self.problems) > MAX_LINES:
+            lines.append(f"... and {len(self.problems) - MAX_LINES} more problems")
+        super().__init__("\n".join(lines))
 
 
 def suggestion(word: str, known: Iterable[str], kind: str) -> str:
@@ -53,6 +57,6 @@ def suggestion(word: str, known: Iterable[str], kind: str) -> str:
     names = sorted(known)
     close = get_close_matches(word, names, n=1)
     if close:
-        return f"; did you mean {dotted((close[0],))}?"
-    listed = ", ".join(dotted((name,)) for name in names[:12]) + (", ..." if len(names) > 12 else "")
+        return f"; did you mean {shown(close[0])}?"
+    listed = ", ".join(shown(name) for name in names[:12]) + (", ..." if len(names) > 12 else "")
     return f"; {kind}: {listed}" if names else f"; there are no {kind}"

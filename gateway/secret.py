@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import PlainSerializer, PlainValidator, ValidationInfo
 
+from gateway.problem import shown
+
 _REFERENCE = re.compile(r"(env|file):(.+)", re.DOTALL)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CREDENTIALS = re.compile(r"@|[?&;][^=&;]*(pass|token|secret|api_?key|auth|sig)[^=&;]*=", re.IGNORECASE)
@@ -78,9 +80,9 @@ def _follow(reference: str, info: ValidationInfo) -> str:
     kind, name = found.groups()
     value = _variable(name, info.context) if kind == "env" else _contents(info.context.folder / name, reference)
     if not value:
-        raise ValueError(f"{reference} is empty")
+        raise ValueError(f"{shown(reference)} is empty")
     if not value.isprintable():
-        raise ValueError(f"{reference} holds a line break or a control character: it must be one line of text")
+        raise ValueError(f"{shown(reference)} holds a line break or a control character: it must be one line of text")
     return value
 
 
@@ -94,15 +96,15 @@ def _variable(name: str, around: Surroundings) -> str:
 
 def _contents(path: Path, reference: str) -> str:
     if not _readable(path):  # asked first: to open a pipe would wait for its writer
-        raise ValueError(f"{reference} is not a file that can be read")
+        raise ValueError(f"{shown(reference)} is not a file that can be read")
     with path.open("rb") as stream:
         raw = stream.read(MAX_SECRET_BYTES + 1)
     if len(raw) > MAX_SECRET_BYTES:
-        raise ValueError(f"{reference} is larger than {MAX_SECRET_BYTES // 1024} KiB: is it the right file?")
+        raise ValueError(f"{shown(reference)} is larger than {MAX_SECRET_BYTES // 1024} KiB: is it the right file?")
     try:
         return raw.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise ValueError(f"{reference} is not UTF-8 text") from None
+        raise ValueError(f"{shown(reference)} is not UTF-8 text") from None
 
 
 def _readable(path: Path) -> bool:
@@ -160,7 +162,7 @@ def _pem(value: object, info: ValidationInfo) -> Path:
         raise ValueError("a PEM file is given as file:path, such as file:/etc/headrace/tls.crt")
     path = (info.context.folder / found[2]).absolute()
     if not _readable(path):
-        raise ValueError(f"{value} is not a file that can be read")
+        raise ValueError(f"{shown(str(value))} is not a file that can be read")
     return path
 
 

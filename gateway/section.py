@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -17,6 +18,8 @@ def option(default: Any, meaning: str, **bounds: Any) -> Any:
 
 
 def _key_hash(text: str) -> str:
+    if text == hashlib.sha256(b"").hexdigest():
+        raise ValueError("this is the hash of no key at all: was the variable empty?")
     if re.fullmatch(r"[0-9a-f]{64}", text):
         return text
     if re.fullmatch(r"[0-9a-fA-F]{64}", text):
@@ -28,6 +31,7 @@ def _key_hash(text: str) -> str:
 
 
 def if_empty(empty: object) -> BeforeValidator:
+    """Reads a key with nothing behind it as `empty`."""
     return BeforeValidator(lambda value: empty if value == "" else value)
 
 

@@ -194,9 +194,7 @@ class _Composer:
                 self.problems.append(self._problem(message, loc, event))
                 continue
             for key, entry in source.value.items():
-                if key not in entries:
-                    self._spend(entry.node.size, entry.node.height, (*loc, key), event)
-                    entries[key] = entry
+                entries.setdefault(key, entry)  # counted already, with the alias
 
 
 def read_text(path: Path) -> str:

@@ -31,7 +31,9 @@ class Ticket:
     cold: int = 0
     warm: dict[str, int] = field(default_factory=dict)
     lanes: tuple[str, ...] = ()
-    held: dict[str, int] = field(default_factory=dict)
+    common: int = 0  # leading pieces that every backend holds, and
+    held: dict[str, int] = field(default_factory=dict)  # those of the backends that hold more
+    version: int = -1  # of the index that told so
     novel: bytes | None = None  # digest of the first piece that no backend holds
     stamp: int = 0  # raised whenever its entries in the queue become stale
     latest: float = inf  # when waiting becomes hopeless or too long
@@ -46,7 +48,7 @@ class Ticket:
 
     def matched(self, backend: str) -> int:
         """Tokens that the index found on `backend`, taken at face value."""
-        return int(self.held.get(backend, 0) * self.job.piece_tokens)
+        return int(self.held.get(backend, self.common) * self.job.piece_tokens)
 
     @property
     def least(self) -> int:
@@ -104,6 +106,7 @@ class Backend:
         self.steps = 0.0
         self.turn = 0  # number of the dispatch that came here last
         self.accuracy = Ratio(2000.0, 2000.0, keep=0.98)
+        self.trust = 1.0  # its value: what a found token is worth
         self.peers: dict[str, tuple[RemoteLoad, float]] = {}
         self.remote_debt = 0.0
         self.remote_head = inf

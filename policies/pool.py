@@ -27,6 +27,7 @@ class Pool:
         self.backends: dict[str, Backend] = {}
         self.index = PrefixIndex()
         self.rate = Ratio(rules.prefill_rate, 1.0, keep=0.99)
+        self.trust = 1.0  # the backends' mean
         self.indebted: list[Backend] = []
         self._piece_tokens = piece_tokens
         self._heard: dict[str, float] = {}
@@ -96,21 +97,22 @@ class Pool:
         return Load(now, self.rate.value, running / max(1, len(backends)), self.rules)
 
     def assess(self, ticket: Ticket) -> None:
-        """Look up what the backends hold of the ticket's prompt."""
-        job = ticket.job
-        held = ticket.held = self.index.match(job.prefix)
-        whole = job.prompt_tokens
-        if held:
-            uncached: dict[str, int] = {}
-            for name, pieces in held.items():
-                hit = pieces * job.piece_tokens * min(1.0, self.backends[name].accuracy.value)
-                uncached[name] = max(1, whole - int(hit))
-            ticket.novel = job.prefix[min(max(held.values()), len(job.prefix) - 1)]
-            ticket.cold = max(uncached.values()) if len(held) == len(self.backends) else max(1, whole)
-            ticket.warm = {name: tokens for name, tokens in uncached.items() if tokens < ticket.cold}
+        """Look up what the backends hold of the ticket's prompt, unless nothing changed since."""
+        if ticket.version == self.index.version:
+            return
+        ticket.version = self.index.version
+        job, piece = ticket.job, ticket.job.piece_tokens
+        common, more = self.index.match(job.prefix)
+        ticket.common, ticket.held = common, more
+        cold = ticket.cold = max(1, job.prompt_tokens - int(common * piece * self.trust))
+        if more:
+            backends = self.backends
+            warm = {n: max(1, job.prompt_tokens - int(k * piece * backends[n].trust)) for n, k in more.items()}
+            ticket.warm = {name: tokens for name, tokens in warm.items() if tokens < cold}
         else:
-            ticket.novel = job.prefix[0] if job.prefix else None
-            ticket.cold, ticket.warm = max(1, whole), {}
+            ticket.warm = {}
+        if job.prefix:
+            ticket.novel = job.prefix[min(max(more.values(), default=common), len(job.prefix) - 1)]
 
     def enlane(self, ticket: Ticket) -> None:
         """Choose the lanes in which the ticket waits."""
@@ -171,3 +173,5 @@ class Pool:
         """`slot` has ended: compare what its backend had cached with what was expected."""
         if ending is Ending.SUCCESS and usage is not None and usage.cached is not None and slot.matched:
             slot.backend.accuracy.add(min(usage.cached, slot.matched), slot.matched)
+            slot.backend.trust = slot.backend.accuracy.value
+            self.trust = sum(b.trust for b in self.backends.values()) / max(1, len(self.backends))

@@ -4,7 +4,7 @@ that every replica computes alike."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import xxhash
@@ -62,7 +62,7 @@ class PrefixIndex:
 
     Each backend's pieces are an LRU of `capacity` pieces, the size of the cache that it mirrors. A prompt is touched
     from its tail to its head, as engines free its blocks: so the tail goes first, and what a backend holds of a
-    prompt is always a leading part. Matching is a search for the ends of those parts, O(ends x log pieces).
+    prompt is always a leading part. Matching is a search for the ends of those parts, O(ends x log(pieces)).
 
     Memory is bounded by the capacities: BYTES_PER_PIECE for each piece on each backend, measured.
     """
@@ -75,6 +75,7 @@ class PrefixIndex:
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._holders: dict[bytes, int] = {}
+        self._everyone = 0
         self.version = 0
 
     def __len__(self) -> int:
@@ -92,6 +93,7 @@ class PrefixIndex:
                 bit <<= 1
             self._bits[backend], self._names[bit] = bit, backend
             self._recent[backend] = OrderedDict()
+            self._everyone |= bit
         self._capacity[backend] = pieces
         self._evict(backend)
 
@@ -100,7 +102,9 @@ class PrefixIndex:
         if backend in self._bits:
             self._capacity[backend] = 0
             self._evict(backend)
-            del self._recent[backend], self._capacity[backend], self._names[self._bits.pop(backend)]
+            bit = self._bits.pop(backend)
+            self._everyone ^= bit
+            del self._recent[backend], self._capacity[backend], self._names[bit]
 
     def insert(self, prefix: Sequence[bytes], backend: str) -> None:
         """The prompt goes to `backend` now, and will be in its cache. Names that were not sized are ignored."""
@@ -119,30 +123,35 @@ class PrefixIndex:
         self.version += 1
         self._evict(backend)
 
-    def match(self, prefix: Sequence[bytes]) -> dict[str, int]:
-        """How many leading pieces each backend holds; backends that hold none are absent."""
-        found: dict[str, int] = {}
-        if prefix and (first := self._holders.get(prefix[0])):
-            self._ends(prefix, 0, len(prefix), first, 0, found)
-        return found
+    def match(self, prefix: Sequence[bytes]) -> tuple[int, dict[str, int]]:
+        """How many leading pieces of the prompt every backend holds, and the counts of those that hold more."""
+        common, more = 0, {}
+        holders, ends = self._holders.get, len(prefix)
+        start, mask = 0, holders(prefix[0], 0) if prefix else 0
+        everyone = mask == self._everyone
+        while mask:  # all in `mask` hold prefix[start]: find the last piece that all of them hold
+            low, high = start, ends
+            while high - low > 1:
+                middle = (low + high) // 2
+                if holders(prefix[middle], 0) & mask == mask:
+                    low = middle
+                else:
+                    high = middle
+            start = low + 1
+            beyond = holders(prefix[start], 0) & mask if start < ends else 0
+            if everyone and not common:
+                common = start
+            else:
+                for name in self._backends(mask & ~beyond):
+                    more[name] = start
+            mask = beyond
+        return common, more
 
-    def _ends(
-        self, prefix: Sequence[bytes], low: int, high: int, at_low: int, at_high: int, out: dict[str, int]
-    ) -> None:
-        """Who holds `prefix[low]` but not `prefix[high]`: halve the span until it is one piece or nobody ends in it."""
-        if at_low == at_high:
-            return
-        if high - low > 1:
-            middle = (low + high) // 2
-            at_middle = self._holders.get(prefix[middle], 0) & at_low
-            self._ends(prefix, low, middle, at_low, at_middle, out)
-            self._ends(prefix, middle, high, at_middle, at_high, out)
-            return
-        ending = at_low & ~at_high
-        while ending:
-            bit = ending & -ending
-            out[self._names[bit]] = low + 1
-            ending ^= bit
+    def _backends(self, mask: int) -> Iterator[str]:
+        while mask:
+            bit = mask & -mask
+            yield self._names[bit]
+            mask ^= bit
 
     def _evict(self, backend: str) -> None:
         recent, bit = self._recent[backend], self._bits[backend]

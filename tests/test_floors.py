@@ -18,13 +18,13 @@ policies: backend
 policies: queues admission routing
 policies: pool waiting
 policies: scheduler
-gateway: units secret problem inflate envelope multipart frames usage
-gateway: section address yamlfile http1
+gateway: units problem inflate envelope multipart frames usage
+gateway: secret section address yamlfile http1 link
 gateway: schema errors backend catalog
 gateway: consistency exchange
 gateway: config wire answers dialects reply
-gateway: reading connection
-gateway: sse auth upstream dispatch
+gateway: reading turn
+gateway: sse auth upstream dispatch connection
 gateway: relay telemetry logs
 gateway: client assembly models admin
 gateway: proxy
@@ -33,7 +33,14 @@ gateway: serve
 loadtests: kvcache profiles
 loadtests: batch
 loadtests: engine
+loadtests: machine origin scoreboard prose httpd gauges
+loadtests: loadgen asks live
+loadtests: peers speech
+loadtests: phases dialects.shape
+loadtests: dialects.chat dialects.messages dialects.responses taps generation
+loadtests: faults oneshot
 loadtests: emulator simulate traces baselines replay report overhead
+loadtests: capacity decision
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
