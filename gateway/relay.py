@@ -130,7 +130,7 @@ class Relay:
             rest = meter.end(self._clock())
         except (UpstreamFailed, Unavailable) as broken:
             failure = broken
-            rest = b"" if meter.complete else meter.broken()
+            rest = b""
         if meter.complete:
             turn.end(rest)  # a break after the finish reason took nothing from the answer
             return
@@ -140,8 +140,8 @@ class Relay:
             failure = UpstreamFailed(ENDINGS[meter.ending], Phase.STREAMING, refusal=UPSTREAM_TRUNCATED)
         if meter.error is None and not meter.done:
             row = failure.refusal
-            number = (meter.last_sequence_number or 0) + 1
-            rest += error_frame(self._dialect, failure.message, row.type, row.code, number)
+            number = 0 if meter.last_sequence_number is None else meter.last_sequence_number + 1
+            rest += meter.broken() + error_frame(self._dialect, failure.message, row.type, row.code, number)
         turn.end(rest)
         raise failure
 
