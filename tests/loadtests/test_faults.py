@@ -206,6 +206,15 @@ async def test_an_error_frame_ends_the_stream_in_order(
     assert emulator.statistics().running == 0
 
 
+async def test_a_fault_on_the_very_last_token_leaves_the_engine_running(server: Server) -> None:
+    """The sequence has just ended by itself when the fault lets go of it."""
+    async with Struck(server, f"error-frame:{TOKENS - 1}") as client:
+        _, _, raw = await client.answer()
+        client.send("/v1/chat/completions", chat(max_tokens=2))
+        assert (await client.answer())[0] == 200
+    assert tokens(raw) == TOKENS - 1
+
+
 @pytest.mark.parametrize(
     ("path", "event"), [("/v1/messages", b"event: error\n"), ("/v1/responses", b'"type":"error"}\n\n')]
 )
