@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -138,15 +138,21 @@ class Emulator:
             return
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self.connection, host, port, backlog=BACKLOG)
+
+        def stop(_: object = None) -> None:
+            server.close()
+            for connection in list(self.connections):
+                connection.transport.abort()
+
         running = asyncio.create_task(self.live.run())
+        running.add_done_callback(stop)  # a fault of ours must not pass for a backend that stalls
         try:
             yield Server(host, server.sockets[0].getsockname()[1])
         finally:
-            server.close()
+            stop()
             running.cancel()
-            for connection in list(self.connections):
-                connection.transport.abort()
-            await asyncio.gather(running, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await running
 
     def connection(self) -> Connection:
         return Connection(self.handle, self.settings.keep_alive_s, self.connections)
