@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.dispatch import Dispatcher
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Metered
 from gateway.reading import GAP_BOUNDS_S
 
 UNKNOWN = "unknown"  # the label of what was refused before it was known
@@ -128,6 +128,7 @@ class Telemetry:
             "attempts": len(x.attempts),
             "queue_ms": _ms(x.queue_wait_s),
             "ttft_ms": _ms(x.ttft_s),
+            "itl_ms": _ms(_mean_gap(x.meter)),
             "total_ms": _ms(x.ended_at - x.received_at),
             "tokens_in": usage.prompt if usage else None,
             "tokens_cached": usage.cached if usage else None,
@@ -174,6 +175,12 @@ def _counter(name: str, text: str, labels: str, counts: Mapping[Any, int]) -> Co
     for key, count in counts.items():
         family.add_metric(key, count)
     return family
+
+
+def _mean_gap(meter: Metered | None) -> float | None:
+    """Seconds between two tokens of a stream, on average; None where there were no two."""
+    gaps = sum(meter.gap_counts) if meter is not None else 0
+    return meter.gap_sum / gaps if meter is not None and gaps else None
 
 
 def _ms(seconds: float | None) -> float | None:
