@@ -81,7 +81,7 @@ def normalised(body: bytes, content_type: bytes, status: int, dialect: Dialect, 
         return None
     members = {name: raw for name, raw in sent.members.items() if raw != NULL}
     inner = members.get("error")
-    if inner is not None and bytes(inner[:1]) == b"{":
+    if inner is not None and bytes(inner)[:1] == b"{":
         return _mended(sent, bytes(inner), status, dialect, request_id)
     if inner is not None:
         return _wrapped({"message": _any(inner), "type": members.get("error_type")}, status, dialect, request_id)
@@ -111,7 +111,7 @@ def _mended(sent: envelope.Envelope, inner: bytes, status: int, dialect: Dialect
         return None if "type" in sent.members else _wrapped(members, status, dialect, request_id)
     edits: dict[str, bytes] = {}
     code = members.get("code")
-    if code is not None and code != NULL and bytes(code[:1]) != b'"':
+    if code is not None and code != NULL and bytes(code)[:1] != b'"':
         edits["code"] = b'"%b"' % bytes(code) if bytes(code).isdigit() else b"null"
     missing = {"message": b'""', "type": _write(_type(status)), "param": b"null", "code": b"null"}
     edits |= {name: value for name, value in missing.items() if name not in members}

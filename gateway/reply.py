@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from typing import Protocol
 
 from gateway.backend import Timeouts
 from gateway.errors import (
@@ -26,26 +27,40 @@ CLIENT_STALL_S = 60.0  # nginx's send_timeout: how long a client may take nothin
 HINT = re.compile(rb"(timeout|max)\s*=\s*(\d{1,6})")
 
 Clock = Callable[[], float]
-Sink = Callable[[bytes, float], None]
+Feed = Callable[[bytes, float], bytes]
+Write = Callable[[bytes], None]
+
+
+class Progress(Protocol):
+    """What a meter tells of the pace of an answer."""
+
+    @property
+    def finish(self) -> str | None: ...
+    @property
+    def last_data_at(self) -> float | None: ...
 
 
 class Reply:
     """An answer: wait for the head, then `read` it piece by piece or `pump` it into a sink.
 
     All waiting is done by the one coroutine that opened it. `phase` tells how far it got; whoever commits the
-    answer to the client sets it to STREAMING. `active_at` is the last time that counts as progress.
+    answer to the client sets it to STREAMING. `meter`, if given, says what counts as progress once the answer has its
+    finish reason: heartbeats behind it do not.
     """
 
     def __init__(self, connection: BackendConnection, timeouts: Timeouts, *, stream: bool, clock: Clock) -> None:
         self.reader = ResponseReader()
         self.phase = Phase.SENT
         self.waits_for_token = stream
+        self.meter: Progress | None = None
         self.sent_at = self.active_at = clock()
         self._connection = connection
         self._timeouts = timeouts
         self._headers_s = timeouts.headers_for(stream=stream)
         self._clock = clock
-        self._sink: Sink | None = None
+        self._pieces: list[bytes] = []
+        self._feed: Feed | None = None
+        self._write: Write
         self._waiter: asyncio.Future[None] | None = None
         self._failure: GatewayError | None = None
         self._paused_for_client = False
@@ -78,23 +93,24 @@ class Reply:
         while not self.reader.head_done:
             await self._wait()
 
+    def whole(self) -> bytes | None:
+        """All that has not been read, if nothing more comes."""
+        return self._taken() if self.reader.complete else None
+
     async def read(self) -> bytes:
         """The next body bytes; empty at the end. Raises UpstreamFailed where the body breaks off."""
-        while True:
-            data = self._take()
-            if data:
-                self._connection.resume()
-                return data
-            if self.reader.complete:
-                return b""
+        while not self._pieces and not self.reader.complete:
             await self._wait()
+        self._connection.resume()
+        return self._taken()
 
-    async def pump(self, sink: Sink) -> None:
-        """Hands every further piece to `sink(data, now)` from the socket's callback; returns at the end."""
-        data = self._take()
-        self._sink = sink
-        if data:
-            sink(data, self._clock())
+    async def pump(self, feed: Feed, write: Write) -> None:
+        """Everything that is still to come, through `feed` into `write`, from the socket's callback: no task wakes
+        for it. Returns at the end."""
+        held = self._taken()
+        if held and (out := feed(held, self._clock())):
+            write(out)
+        self._feed, self._write = feed, write
         if not self._paused_for_client:
             self._connection.resume()
         while not self.reader.complete:
@@ -125,35 +141,40 @@ class Reply:
         elif self.waits_for_token:
             if now - self.sent_at > limit.first_token:
                 self.fail(UpstreamTimeout("first_token", limit.first_token, self.phase))
-        elif now - self.active_at > limit.idle:
+        elif now - self._progress_at() > limit.idle:
             self.fail(UpstreamTimeout("idle", limit.idle, self.phase))
+
+    def _progress_at(self) -> float:
+        meter = self.meter
+        return self.active_at if meter is None or meter.finish is None else meter.last_data_at or self.active_at
 
     # -- called by the connection -------------------------------------------------------------------------------
 
     def received(self, data: bytes) -> None:
         reader = self.reader
         try:
-            reader.feed(data)
+            body = reader.feed(data)
         except BadResponse as error:
             self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
             return
         now = self.active_at = self._clock()
-        if self._sink is not None:
-            body = self._take()
+        if self._feed is None:
             if body:
-                self._sink(body, now)
-            if not reader.complete:
-                return
-        elif reader.head_done and reader.buffered > HIGH_WATER:
-            self._connection.pause()
-        self._wake()
+                self._pieces.append(body)
+                if sum(map(len, self._pieces)) > HIGH_WATER:
+                    self._connection.pause()
+            self._wake()
+            return
+        if body and (out := self._feed(body, now)):
+            self._write(out)
+        if reader.complete:
+            self._wake()
 
-    def _take(self) -> bytes:
-        try:
-            return self.reader.take()
-        except BadResponse as error:
-            self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
-            return b""
+    def _taken(self) -> bytes:
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return data
 
     def lost(self) -> None:
         """The connection closed."""
@@ -210,13 +231,17 @@ class BackendConnection(asyncio.Protocol):
         state = "closed" if self.closed else "idle" if self.reply is None else "busy"
         return f"<BackendConnection {state}, used {self.uses} times>"
 
-    async def send(self, head: bytes, body: list[bytes | memoryview], length: int) -> None:
-        """Write a request; a large body only as fast as the backend takes it. Stops early if it answers early."""
-        assert self._transport is not None and self.reply is not None
+    def send(self, head: bytes, body: list[bytes | memoryview]) -> None:
+        """Write a request that fits into the socket's buffer."""
+        assert self._transport is not None
         self.uses += 1
-        if length <= SLICE:
-            self._transport.write(b"".join([head, *body]))
-            return
+        self._transport.write(b"".join([head, *body]))
+
+    async def send_large(self, head: bytes, body: list[bytes | memoryview]) -> None:
+        """Write a request only as fast as the backend takes it. Stops early if it answers early."""
+        assert self._transport is not None
+        assert self.reply is not None
+        self.uses += 1
         self._sent = False
         self._transport.write(head)
         for piece in body:

@@ -10,7 +10,7 @@ from gateway.backend import Backend
 from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, UpstreamTimeout
 from gateway.exchange import Attempt, Call
 from gateway.http1 import request_head
-from gateway.reply import BackendConnection, Clock, Reply
+from gateway.reply import SLICE, BackendConnection, Clock, Reply
 
 IDLE_LIMIT_S = 4.0  # uvicorn, and with it vLLM and SGLang, closes idle connections after 5 s
 SWEEP_S = 0.25
@@ -146,7 +146,10 @@ class Opening:
         reply = self._upstream.begin(connection, attempt.backend, call)
         attempt.connected_at = reply.sent_at
         try:
-            await connection.send(head, call.body, call.length)
+            if call.length <= SLICE:
+                connection.send(head, call.body)
+            else:
+                await connection.send_large(head, call.body)
             await reply.wait_head()
         except BaseException:
             self._upstream.release(connection, attempt.backend)

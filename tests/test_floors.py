@@ -23,8 +23,8 @@ gateway: secret section address yamlfile http1
 gateway: schema errors backend catalog
 gateway: consistency exchange
 gateway: config wire answers dialects reply
-gateway: reading connection
-gateway: sse auth upstream dispatch
+gateway: reading turn
+gateway: sse auth upstream dispatch connection
 gateway: relay telemetry logs
 gateway: client assembly models admin
 gateway: proxy

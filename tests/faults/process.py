@@ -16,9 +16,13 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.faults.fakes import Fake, gathering, healthy
+from tests.faults.rawclient import ask, chat
+
 KEY = "hr-test-key-of-the-tests"
 DIGEST = "acad01ef4387d57e7610cc14084d6ff0170b4145469eaf3abbbabc36c9b6c5b3"
-BAD_WORDS = ("Traceback", "never retrieved", "Failed to detach", "was never awaited", "Task was destroyed")
+BAD_WORDS = ("Traceback", "never retrieved", "Failed to detach", "was never awaited", "Task was destroyed", "ASGI")
+FULL = bool(os.environ.get("HEADRACE_FULL_TESTS"))  # with it the cases run at full length, which takes minutes
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -32,10 +36,12 @@ class GatewayProcess:
         self.log_path = folder / "headrace.log"
         self.secrets: list[str] = []
         self.port = self.admin_port = 0
-        self.sent = 0
         self._environ = os.environ | (environ or {})
         self._process: asyncio.subprocess.Process | None = None
+        self._http = httpx.AsyncClient(timeout=10, verify=False)
         self._fds = 0
+        self._before: Samples = {}
+        self._log_from = 0
 
     async def __aenter__(self) -> GatewayProcess:
         self.path.write_text(json.dumps(self.config))  # JSON is YAML
@@ -51,9 +57,15 @@ class GatewayProcess:
         self._fds = self.fds
         return self
 
+    async def begin(self) -> None:
+        """Another test begins on the same process: counters and log are read from here on."""
+        self._log_from = self.log_path.stat().st_size
+        self._before = await self.samples()
+
     async def __aexit__(self, kind: object, *exc: object) -> None:
         process = self._process
         assert process is not None
+        await self._http.aclose()
         if process.returncode is None:
             if kind is None:
                 process.send_signal(signal.SIGCONT)
@@ -67,7 +79,8 @@ class GatewayProcess:
 
     @property
     def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
+        """What the process wrote since the test began."""
+        return self.log_path.read_bytes()[self._log_from :].decode(errors="replace")
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -100,8 +113,7 @@ class GatewayProcess:
 
     async def get(self, path: str) -> httpx.Response:
         """From the admin port."""
-        async with httpx.AsyncClient() as client:
-            return await client.get(f"http://127.0.0.1:{self.admin_port}{path}", timeout=10)
+        return await self._http.get(f"http://127.0.0.1:{self.admin_port}{path}")
 
     async def samples(self) -> Samples:
         """All samples of /metrics, which must parse."""
@@ -109,15 +121,20 @@ class GatewayProcess:
         families = text_string_to_metric_families(text)
         return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
+    async def since(self) -> Samples:
+        """All samples; those that only grow are counted from the beginning of the test."""
+        before = {key: value for key, value in self._before.items() if key[0] not in GAUGES}
+        return {key: value - before.get(key, 0) for key, value in (await self.samples()).items()}
+
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of one name that carry these labels."""
         wanted = set(labels.items())
-        return sum(value for (key, found), value in (await self.samples()).items() if key == name and wanted <= found)
+        return sum(value for (key, found), value in (await self.since()).items() if key == name and wanted <= found)
 
     async def outcomes(self) -> dict[str, int]:
         """Requests by outcome."""
         counts: dict[str, int] = {}
-        for (name, labels), value in (await self.samples()).items():
+        for (name, labels), value in (await self.since()).items():
             if name == "headrace_requests_total" and value:
                 outcome = dict(labels)["outcome"]
                 counts[outcome] = counts.get(outcome, 0) + int(value)
@@ -135,9 +152,9 @@ class GatewayProcess:
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}\n{self.log[-2000:]}"
             await asyncio.sleep(0.02)
 
-    async def settled(self, fakes: Sequence[Any] = (), *, fds: int = 5) -> None:
+    async def settled(self, fakes: Sequence[Fake] = (), *, sent: int | None = None, fds: int = 5) -> None:
         """The invariants: nothing in flight, nothing queued, nothing open at the backends, descriptors as before, no
-        fault in the log, no secret anywhere."""
+        fault in the log, no secret anywhere, as many outcomes as requests were `sent`, all capacity usable again."""
 
         async def still() -> bool:
             gauges = {key: value for key, value in (await self.samples()).items() if key[0] in GAUGES}
@@ -145,8 +162,11 @@ class GatewayProcess:
             return not any(gauges.values()) and not any(fake.open_requests for fake in fakes)
 
         await self.eventually(still, "gauges and backends idle")
+        assert [error for fake in fakes for error in fake.errors] == []
         idle = sum(len(fake.tasks) for fake in fakes)
         await self.eventually(lambda: self.fds <= self._fds + idle + fds, "descriptors at the baseline", timeout_s=8)
+        if sent is not None:
+            assert sum((await self.outcomes()).values()) == sent
         begun = time.monotonic()
         assert (await self.get("/livez")).status_code == 200
         assert time.monotonic() - begun < 0.5
@@ -156,17 +176,42 @@ class GatewayProcess:
         for secret in (KEY, *self.secrets):
             assert secret not in self.log
             assert secret not in metrics
+        for model, (count, urls) in self.capacity.items():
+            if count <= MOST_AT_ONCE and urls <= {fake.url for fake in fakes}:
+                await self._full(model, count, [fake for fake in fakes if fake.url in urls])
+
+    @property
+    def capacity(self) -> dict[str, tuple[int, set[str]]]:
+        """For each model, how many requests its backends may run together, and their URLs."""
+        found = {}
+        for model, told in self.config["models"].items():
+            backends = self.config["pools"][told["pool"]]["backends"]
+            found[model] = (sum(each["concurrency"] for each in backends), {each["url"] for each in backends})
+        return found
+
+    async def _full(self, model: str, count: int, fakes: Sequence[Fake]) -> None:
+        """`count` requests at once: each is answered only when the last one of them has reached a backend."""
+        script = gathering(count)
+        for fake in fakes:
+            await fake.play(script)
+        headers = [f"Authorization: Bearer {KEY}"] if self.config.get("tenants") else []
+        request = chat(*headers, model=model)
+        answers = await asyncio.gather(*(ask(self.port, request) for _ in range(count)))
+        assert [answer.status for answer in answers] == [200] * count, f"{model} cannot use its {count} places"
+        for fake in fakes:
+            await fake.play(healthy)
 
 
 GAUGES = ("headrace_in_flight_requests", "headrace_queued_requests")
+MOST_AT_ONCE = 64  # places that are tried out; a test of more does so itself
 
 
 def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
     """A configuration with one pool, one model `m`, fast clocks, and no tenants unless given."""
-    clocks = {"connect": "1s", "headers": "2s", "first_token": "2s", "idle": "3s", "total": "60s"}
-    backends = [{"url": url, "concurrency": settings.pop("concurrency", 64)} for url in urls]
+    concurrency = settings.pop("concurrency", 16)
+    backends = [{"url": url, "concurrency": concurrency} for url in urls]
     config: dict[str, Any] = {
-        "pools": {"p": {"engine": engine, "backends": backends, "timeouts": clocks | settings.pop("timeouts", {})}},
+        "pools": {"p": {"engine": engine, "backends": backends, "timeouts": CLOCKS | settings.pop("timeouts", {})}},
         "models": {"m": {"pool": "p"}},
     }
     for key in ("server", "models", "tenants", "classes"):
@@ -174,3 +219,11 @@ def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
             config[key] = settings.pop(key)
     config["pools"]["p"] |= settings
     return config
+
+
+def times(full: int, short: int) -> range:
+    """As often as a case says, or as the ordinary suite can afford."""
+    return range(full if FULL else short)
+
+
+CLOCKS = {"connect": "1s", "headers": "2s", "first_token": "2s", "idle": "3s", "total": "60s"}

@@ -100,29 +100,28 @@ class RawClient:
     async def response(self, timeout_s: float = 20.0, *, until: bytes | None = None) -> Response:
         """The next response on this connection, read to its end or until `until` stands in the body. h11 judges the
         framing. `complete` is False where the connection broke first."""
+        response = Response()
+        await self.read(response, timeout_s, until=until)
+        return response
+
+    async def read(self, response: Response, timeout_s: float = 20.0, *, until: bytes | None = None) -> None:
+        """Read more of a response: to its end, or until `until` stands in the body."""
         assert self._reader is not None
         if self._parser.our_state is h11.DONE and self._parser.their_state is h11.DONE:
             self._parser.start_next_cycle()
         if self._parser.our_state is h11.IDLE:
             self._parser.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
             self._parser.send(h11.EndOfMessage())
-        response = Response()
         async with asyncio.timeout(timeout_s):
-            while not response.complete:
-                event = self._parser.next_event()
-                if event is h11.NEED_DATA:
-                    try:
-                        self._parser.receive_data(await self._reader.read(65536))
-                    except ConnectionError:
-                        return response
-                    continue
+            while not response.complete and (until is None or until not in response.body):
                 try:
-                    self._note(response, event)
-                except h11.RemoteProtocolError:
-                    return response
-                if until is not None and until in response.body:
-                    return response
-        return response
+                    event = self._parser.next_event()
+                    if event is h11.NEED_DATA:
+                        self._parser.receive_data(await self._reader.read(65536))
+                    else:
+                        self._note(response, event)
+                except (ConnectionError, h11.RemoteProtocolError):
+                    return
 
     def _note(self, response: Response, event: Any) -> None:
         now = time.monotonic()
