@@ -8,7 +8,7 @@ from http import HTTPStatus
 from gateway import answers
 from gateway.dialects import error_frame
 from gateway.errors import UPSTREAM_TRUNCATED, GatewayError, Phase, Unavailable, UpstreamFailed
-from gateway.exchange import Exchange, Header
+from gateway.exchange import Dialect, Exchange, Header
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.reading import BodyMeter, StreamEnding
 from gateway.reply import Clock, Reply
@@ -41,6 +41,8 @@ def head(answer_status: int, headers: list[Header], exchange: Exchange, turn: Tu
             exchange.upstream_request_id = value.decode("latin-1")
             request_id = value
     lines.append(b"x-request-id: %b\r\n" % request_id)
+    if exchange.endpoint.dialect is Dialect.MESSAGES and b"request-id" not in dict(headers):
+        lines.append(b"request-id: %b\r\n" % request_id)  # Anthropic's name for it
     lines += [b"%b: %b\r\n" % header for header in exchange.answer_headers]
     return b"".join(lines)
 

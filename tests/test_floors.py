@@ -18,7 +18,7 @@ policies: backend
 policies: queues admission routing
 policies: pool waiting
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage
+gateway: units problem inflate envelope multipart frames usage processes
 gateway: secret section address yamlfile http1 link
 gateway: schema errors backend catalog
 gateway: consistency exchange
@@ -33,7 +33,7 @@ gateway: serve
 loadtests: kvcache profiles
 loadtests: batch
 loadtests: engine
-loadtests: machine origin scoreboard prose httpd gauges
+loadtests: machine origin scoreboard prose httpd gauges llamacpp
 loadtests: loadgen asks live
 loadtests: peers speech
 loadtests: phases dialects.shape
@@ -41,6 +41,7 @@ loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator simulate traces baselines replay report overhead
 loadtests: capacity decision
+gateway: demo emulate
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
