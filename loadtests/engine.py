@@ -102,6 +102,10 @@ class Engine:
         limit = (sequence.prompt_tokens - 1) // BLOCK_TOKENS
         return sequence.blocks(self.pool).lookup(limit)[0] * BLOCK_TOKENS
 
+    def progress(self) -> int:
+        """Uncached tokens already computed (or being computed by the last step) of the prompt under way."""
+        return self._partial.computed - self._partial.cached_tokens if self._partial else 0
+
     def emitted(self, sequence: Sequence) -> int:
         """Tokens that came out of it up to the last step."""
         return sequence.emitted + (self.steps - sequence.born if sequence.id in self._batch.members else 0)
@@ -162,6 +166,16 @@ class Engine:
         if self.idle:
             return None
         return self.clock_ps + self._silent_ps(max(self._stretch(), 1) - 1)
+
+    def silent_until(self, until_ps: int) -> int:
+        """How many steps will have ended by then if nothing is submitted, as far as they only decode."""
+        if until_ps <= self.clock_ps or not (limit := self._stretch()):
+            return 0
+        return min(limit, self._silent_steps(until_ps - self.clock_ps + 1) - 1)
+
+    def silent_end_ps(self, steps: int) -> int | None:
+        """When the step after the next so many will have ended; None if it may do more than decode."""
+        return self.clock_ps + self._silent_ps(steps + 1) if steps < self._stretch() else None
 
     def _silent_ps(self, steps: int) -> int:
         return self.profile.decoding_ps(steps, len(self._batch), self._batch.context_tokens)

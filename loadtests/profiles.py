@@ -8,7 +8,7 @@ where n tokens are computed, q of them for a prompt of which c tokens are alread
 and `token` from Vidur's published profiles (microsoft/vidur, MIT) where it has the pair, else from bandwidth and
 measured prefill rates (Qwen3-32B on two H100: 8,192 tokens in 0.40 s); `attention` = 4 heads x head size x layers over
 45 % of the peak; `kv` = bytes per token over 80 % of the bandwidth; `overhead` and `sequence` from the trained physics
-of BLIS (32.1 us per layer + 126 us; 4.4 us per sequence).
+of BLIS (32.1 us per layer + 126 us; 4.4 us per sequence), none for Qwen3, whose measured prefill leaves no room for it.
 
 All times are whole picoseconds, so that many steps added at once are exactly the same steps added one by one.
 """
@@ -64,6 +64,6 @@ _PROFILES = (
     Profile("llama-3-8b-a100", 9700 * US, 66400 * NS, 3734, 80 * NS, 1153 * US, 430_000),
     Profile("llama-3-70b-h100", 14300 * US, 54 * US, 1473, 31 * NS, 2694 * US, 420_000),
     Profile("llama-3-70b-a100", 25 * MS, 157 * US, 4668, 51 * NS, 2694 * US, 420_000),
-    Profile("qwen3-32b-h100", 12 * MS, 39 * US, 2356, 49 * NS, 2180 * US, 307_000),
+    Profile("qwen3-32b-h100", 12 * MS, 39 * US, 2356, 49 * NS, 0, 307_000, 0),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}

@@ -12,15 +12,18 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     ["policies.types"],
     [f"policies.{name}" for name in "limits estimate prefix queues admission routing retry health".split()]
-    + ["loadtests.kvcache", "loadtests.profiles"],
-    ["policies.scheduler", "loadtests.batch"],
+    + ["loadtests.kvcache", "loadtests.profiles", "loadtests.tracefile"],
+    ["policies.scheduler", "loadtests.batch", "loadtests.traces", "loadtests.scenario"],
     ["gateway.errors", "gateway.config", "gateway.backend", "gateway.http1", "gateway.envelope", "loadtests.engine"],
     ["gateway.exchange"],
     ["gateway.wire", "gateway.sse", "gateway.telemetry", "gateway.connection", "gateway.reply"],
     [f"gateway.{name}" for name in "client auth quota dispatch upstream fleet".split()],
     ["gateway.proxy"],
     ["gateway.app"],
-    [f"loadtests.{name}" for name in "emulator simulate traces baselines replay report overhead".split()],
+    ["loadtests.fleet", "loadtests.workload", "loadtests.results"],
+    ["loadtests.baselines", "loadtests.simulation"],
+    [f"loadtests.{name}" for name in "emulator simulate replay overhead".split()],
+    ["loadtests.report"],
     ["gateway.cli"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}

@@ -1,0 +1,101 @@
+"""The replicas of a simulated pool, and what can be known of them at a moment."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+
+from loadtests.engine import Engine, Sequence, Step
+from loadtests.scenario import Scenario
+
+
+class Replica:
+    """One engine, the requests on it, and its steps that are not yet over at the moment of the simulation."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self.engine = engine
+        self.running = 0  # requests dispatched here that have not ended
+        self.prefilling: dict[int, int] = {}  # uncached tokens by request, of those without a first token
+        self.uncached_tokens = 0  # their sum
+        self.version = 0  # of the plan to wake it
+        self._steps: deque[Step] = deque()
+        self._ended = 0  # steps that are over and forgotten
+        self._shown = 0
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.name} {self.engine!r}>"
+
+    def advance(self, until_ps: int) -> list[Step]:
+        """Start all steps before that moment."""
+        steps = self.engine.advance(until_ps)
+        self._steps.extend(steps)
+        return steps
+
+    def steps_by(self, now_ps: int) -> int:
+        """Engine steps that are over at that moment, which is not before the last one asked for.
+
+        Nothing is simulated for it: stretches under way are counted in proportion.
+        """
+        steps = self._steps
+        while steps and steps[0].end_ps <= now_ps:
+            self._ended += steps.popleft().steps
+        count = self._ended
+        if steps:
+            first = steps[0]
+            count += max(0, first.steps * (now_ps - first.start_ps) // (first.end_ps - first.start_ps))
+        else:
+            count += self.engine.silent_until(now_ps)
+        self._shown = max(self._shown, count)
+        return self._shown
+
+    def next_end_ps(self, after_ps: int) -> int | None:
+        """The first end of a step after that moment; None while that depends on what is still to be scheduled."""
+        for step in self._steps:
+            if step.end_ps > after_ps:
+                over = max(0, step.steps * (after_ps - step.start_ps) // (step.end_ps - step.start_ps))
+                return step.start_ps + (over + 1) * (step.end_ps - step.start_ps) // step.steps
+        return self.engine.silent_end_ps(self.engine.silent_until(after_ps))
+
+
+class Fleet:
+    """All replicas, and every request that is in the system.
+
+    What the published policies are granted, exact state, is asked of it; whoever asks sees to it first that the
+    replicas are `advance`d to the moment.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.replicas = [
+            Replica(
+                f"r{i}",
+                Engine(scenario.engine, chunk=scenario.chunk, kv_tokens=scenario.kv_tokens, max_seqs=scenario.max_seqs),
+            )
+            for i in range(scenario.replicas)
+        ]
+        self.by_name = {replica.name: replica for replica in self.replicas}
+        self.sequences: dict[Hashable, Sequence] = {}
+
+    def uncached(self, job_id: int) -> list[int]:
+        """Tokens of the prompt that are not in each replica's cache."""
+        sequence = self.sequences[job_id]
+        if not sequence.digests:
+            return [sequence.prompt_tokens] * len(self.replicas)
+        return [sequence.prompt_tokens - replica.engine.match(sequence) for replica in self.replicas]
+
+    def queued(self) -> list[int]:
+        """Uncached tokens on each replica that are still to be computed."""
+        return [replica.uncached_tokens - replica.engine.progress() for replica in self.replicas]
+
+    def requests(self) -> list[int]:
+        """Requests on each replica, waiting or running."""
+        return [replica.running for replica in self.replicas]
+
+    def waiting(self) -> list[int]:
+        """Requests in each replica's own queue."""
+        return [replica.engine.waiting for replica in self.replicas]
+
+    def kv_usage(self) -> list[float]:
+        """Share of each replica's KV memory that is held."""
+        return [replica.engine.kv_usage for replica in self.replicas]
