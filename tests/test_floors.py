@@ -10,19 +10,24 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    ["policies.types"],
-    [f"policies.{name}" for name in "limits estimate prefix queues admission routing retry health".split()]
-    + ["loadtests.kvcache", "loadtests.profiles", "loadtests.tracefile"],
-    ["policies.scheduler", "loadtests.batch", "loadtests.traces", "loadtests.scenario"],
-    ["gateway.errors", "gateway.config", "gateway.backend", "gateway.http1", "gateway.envelope", "loadtests.engine"],
+    ["policies.types", "policies.rules"],
+    [f"policies.{name}" for name in ["limits", "estimate", "prefix", "retry", "health"]],
+    ["policies.backend"],
+    [f"policies.{name}" for name in ["queues", "admission", "routing"]],
+    [f"policies.{name}" for name in ["pool", "waiting"]],
+    ["policies.scheduler"],
+    [f"loadtests.{name}" for name in ["kvcache", "profiles", "tracefile"]],
+    [f"loadtests.{name}" for name in ["batch", "scenario", "traces"]],
+    [f"loadtests.{name}" for name in ["engine", "workload"]],
+    [f"loadtests.{name}" for name in ["fleet", "results"]],
+    [f"loadtests.{name}" for name in ["baselines", "simulation"]],
+    ["gateway.errors", "gateway.config", "gateway.backend", "gateway.http1", "gateway.envelope"],
     ["gateway.exchange"],
     ["gateway.wire", "gateway.sse", "gateway.telemetry", "gateway.connection", "gateway.reply"],
-    [f"gateway.{name}" for name in "client auth quota dispatch upstream fleet".split()],
+    [f"gateway.{name}" for name in ["client", "auth", "quota", "dispatch", "upstream", "fleet"]],
     ["gateway.proxy"],
     ["gateway.app"],
-    ["loadtests.fleet", "loadtests.workload", "loadtests.results"],
-    ["loadtests.baselines", "loadtests.simulation"],
-    [f"loadtests.{name}" for name in "emulator simulate replay overhead".split()],
+    [f"loadtests.{name}" for name in ["emulator", "simulate", "replay", "overhead", "decision"]],
     ["loadtests.report"],
     ["gateway.cli"],
 ]

@@ -1,0 +1,145 @@
+"""What is learned online: rates, ratios and lengths, each forgetting its past at a stated pace."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+class Ratio:
+    """A ratio of two sums that forget: each new pair weighs 1, the one before `keep`, and so on.
+
+    Summing before dividing weighs samples by their size, so that many tiny ones do not drown a large one.
+    The prior is a pair like any other and fades as samples come.
+    """
+
+    __slots__ = ("_bottom", "_keep", "_top", "samples")
+
+    def __init__(self, top: float, bottom: float, keep: float) -> None:
+        self._top = top
+        self._bottom = bottom
+        self._keep = keep
+        self.samples = 0
+
+    def add(self, top: float, bottom: float) -> None:
+        """Learn one pair."""
+        self._top = self._top * self._keep + top
+        self._bottom = self._bottom * self._keep + bottom
+        self.samples += 1
+
+    @property
+    def value(self) -> float:
+        """The ratio as it stands."""
+        return self._top / self._bottom
+
+    def __repr__(self) -> str:
+        return f"<Ratio {self.value:.4g} of {self.samples}>"
+
+
+class Drain:
+    """How many tokens per second leave the queue while there is one.
+
+    Time without a queue does not count; time since the last departure does, so that a stuck pool's rate falls.
+    """
+
+    __slots__ = ("_keep", "_seconds", "_since", "_tokens")
+
+    def __init__(self, keep: float = 0.98) -> None:
+        self._keep = keep
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def waiting(self, now: float) -> None:
+        """Somebody waits."""
+        if self._since is None:
+            self._since = now
+
+    def empty(self) -> None:
+        """Nobody waits any more."""
+        self._since = None
+
+    def served(self, tokens: int, now: float) -> None:
+        """`tokens` left the queue for a backend."""
+        elapsed = 0.0 if self._since is None else now - self._since
+        self._tokens = self._tokens * self._keep + tokens
+        self._seconds = self._seconds * self._keep + elapsed
+        self._since = now
+
+    def rate(self, now: float, otherwise: float) -> float:
+        """Tokens per second, or `otherwise` where nothing was measured yet."""
+        elapsed = self._seconds + (0.0 if self._since is None else max(0.0, now - self._since))
+        return self._tokens / elapsed if self._tokens and elapsed > 0.0 else otherwise
+
+
+@dataclass(slots=True)
+class _Length:
+    mean: float
+    p90: float
+    samples: int = 0
+
+
+class OutputLengths:
+    """How long answers become, per tenant and model; a key that is new leans on its model, a new model on `prior`.
+
+    The 90th percentile is followed by stochastic approximation in steps of a share of itself, so it needs no
+    samples kept. At most `capacity` keys are remembered, the least recently used go first.
+    """
+
+    KEEP = 0.98  # 50 answers: long enough for a mean of heavy-tailed lengths, short enough to follow a new release
+    LEAN = 10  # answers after which a key's own mean weighs as much as its model's
+
+    def __init__(self, prior: float = 200.0, capacity: int = 10_000) -> None:
+        self._prior = prior
+        self._capacity = capacity
+        self._known: OrderedDict[tuple[str, str], _Length] = OrderedDict()
+
+    def learn(self, tenant: str, model: str, output_tokens: int) -> None:
+        """An answer of `output_tokens` was completed."""
+        for key in (("", model), (tenant, model)):
+            length = self._known.get(key)
+            if length is None:
+                length = self._known[key] = _Length(self._prior, 3 * self._prior)
+            self._known.move_to_end(key)
+            step = max(1.0 - self.KEEP, 1.0 / (length.samples + 1))
+            length.mean += step * (output_tokens - length.mean)
+            length.p90 *= 1.0 + step * (0.9 if output_tokens > length.p90 else -0.1)
+            length.samples += 1
+        while len(self._known) > self._capacity:
+            self._known.popitem(last=False)
+
+    def expected(self, tenant: str, model: str) -> float:
+        """The mean length to expect, in tokens."""
+        whole = self._known.get(("", model))
+        lean = self._prior if whole is None else whole.mean
+        own = self._known.get((tenant, model))
+        return lean if own is None else (own.mean * own.samples + lean * self.LEAN) / (own.samples + self.LEAN)
+
+    def high(self, tenant: str, model: str) -> float:
+        """The length that nine answers in ten do not exceed, in tokens: what a limit should reserve."""
+        length = self._known.get((tenant, model)) or self._known.get(("", model))
+        return 3 * self._prior if length is None else length.p90
+
+
+class BytesPerToken:
+    """How many bytes of a request's prompt make a token, per model. English text and JSON start it at 4."""
+
+    def __init__(self, prior: float = 4.0) -> None:
+        self._prior = prior
+        self._models: dict[str, Ratio] = {}
+
+    def learn(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
+        """A prompt of `prompt_bytes` counted `prompt_tokens` at the engine."""
+        if prompt_bytes > 0 and prompt_tokens > 0:
+            if model not in self._models:
+                self._models[model] = Ratio(self._prior * 1000, 1000, keep=0.995)
+            self._models[model].add(prompt_bytes, prompt_tokens)
+
+    def value(self, model: str) -> float:
+        """Bytes per token."""
+        known = self._models.get(model)
+        return self._prior if known is None else known.value
+
+    def tokens(self, model: str, prompt_bytes: int) -> int:
+        """The tokens to expect of a prompt of so many bytes, at least one."""
+        return max(1, round(prompt_bytes / self.value(model)))

@@ -1,0 +1,265 @@
+"""Who is next: fair shares between tenants, and a static order inside them.
+
+A ticket stands in one lane that every backend reads (COLD), and in a lane of each backend where it would be much
+cheaper; one that may not go everywhere stands only in the lanes of the backends that it may use. So a backend that
+opens sees at once all that it could take, in the order that holds *there*, and nothing that it could not.
+
+Per place and tenant there is a heap (`_Lane`). Its head stands in the place's heap of heads while the tenant is within
+a quantum of the least served one, and in a second heap, ordered by service, while it is not. Nothing is searched for:
+what became stale is dropped when it comes to the top, so every operation is O(log n), amortised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf, log1p
+from typing import NamedTuple
+
+from policies.backend import COLD, Ticket
+from policies.types import Job
+
+Key = Callable[[Job, int], float]
+
+
+def by_arrival(job: Job, uncached: int) -> float:
+    """First come, first served."""
+    return job.arrived
+
+
+def aged_shortest(ageing_s: float) -> Key:
+    """Shortest prefill first, with exponential ageing: a key that never changes, so a heap can hold it."""
+    return lambda job, uncached: job.arrived / ageing_s + log1p(uncached)
+
+
+class _Item(NamedTuple):
+    """A ticket's entry in one lane; stale once the ticket's stamp has moved on. Ordered by its first three fields."""
+
+    key: float
+    seq: int
+    serial: int
+    stamp: int
+    ticket: Ticket
+    lane: _Lane
+
+    @property
+    def live(self) -> bool:
+        return self.stamp == self.ticket.stamp
+
+
+class _Flow:
+    """One tenant's waiting tickets and the service it has had (virtual time, in weighted tokens)."""
+
+    __slots__ = ("lanes", "served", "tickets", "tokens")
+
+    def __init__(self) -> None:
+        self.served = 0.0
+        self.tickets = 0
+        self.tokens = 0
+        self.lanes: dict[str, _Lane] = {}
+
+
+class _Lane:
+    """One tenant's tickets at one place. `shown` is the entry that stands for it among the place's heads."""
+
+    __slots__ = ("flow", "heap", "later", "place", "shown")
+
+    def __init__(self, flow: _Flow, place: _Place) -> None:
+        self.flow = flow
+        self.place = place
+        self.heap: list[_Item] = []
+        self.shown: _Item | None = None
+        self.later = False
+
+    def push(self, item: _Item) -> None:
+        heappush(self.heap, item)
+        if len(self.heap) > 2 * self.flow.tickets + 16:
+            self.heap = [item for item in self.heap if item.live]
+            heapify(self.heap)
+        if not self.later and (self.shown is None or item < self.shown):
+            self.shown = item
+            heappush(self.place.heads, item)
+
+    def show(self) -> None:
+        while self.heap and not self.heap[0].live:
+            heappop(self.heap)
+        self.shown = None
+        if self.heap:
+            self.shown = self.heap[0]
+            heappush(self.place.heads, self.shown)
+
+
+class _Place:
+    """The lanes of all tenants at one place: the heads of those in turn, and those that had more than their share."""
+
+    __slots__ = ("floor", "heads", "later")
+
+    def __init__(self) -> None:
+        self.heads: list[_Item] = []
+        self.later: list[tuple[float, int, _Lane]] = []
+        self.floor = 0.0  # service of the tenant last served here
+
+    def first(self, limit: float, serial: count[int]) -> _Item | None:
+        """The first entry among the tenants served no more than `limit`."""
+        later, heads = self.later, self.heads
+        while later and later[0][0] <= limit:
+            lane = heappop(later)[2]
+            if lane.later and lane.flow.served > limit:
+                heappush(later, (lane.flow.served, next(serial), lane))
+            elif lane.later:
+                lane.later = False
+                lane.show()
+        while heads:
+            item = heads[0]
+            lane = item.lane
+            if lane.shown is item and item.live and lane.flow.served <= limit:
+                return item
+            heappop(heads)
+            if lane.shown is item and item.live:
+                lane.shown, lane.later = None, True
+                heappush(later, (lane.flow.served, next(serial), lane))
+            elif lane.shown is item:
+                lane.show()
+        return None
+
+
+class FairShare:
+    """Weighted fair service of tenants by virtual time (VTC, Sheng et al., OSDI 2024), with room for order.
+
+    A tenant is charged at dispatch and settled at the end; who comes back from idle is lifted to the service of the
+    tenant last served, so that nobody saves up. Among the tenants within a quantum of the least served one the
+    ticket with the lowest key is next. With an infinite quantum there are no shares, only the order.
+    """
+
+    def __init__(self, key: Key, quantum_tokens: float = inf, quantum_requests: float = inf) -> None:
+        self.key = key
+        self.requests = 0
+        self.tokens = 0
+        self._quantum_tokens = quantum_tokens
+        self._quantum_requests = quantum_requests
+        self._mean_cost = 0.0
+        self._flows: dict[str, _Flow] = {}
+        self._places: dict[str, _Place] = {COLD: _Place()}
+        self._by_service: list[tuple[float, int, _Flow]] = []
+        self._serial = count()
+
+    def __len__(self) -> int:
+        return self.requests
+
+    def __repr__(self) -> str:
+        flows = ", ".join(
+            f"{name} {flow.tickets}@{flow.served:.0f}" for name, flow in self._flows.items() if flow.tickets
+        )
+        return f"<FairShare [{flows}]>"
+
+    def of(self, tenant: str) -> tuple[int, int]:
+        """Requests and tokens that the tenant has in this queue."""
+        flow = self._flows.get(tenant)
+        return (0, 0) if flow is None else (flow.tickets, flow.tokens)
+
+    def served(self, tenant: str) -> float:
+        """The tenant's virtual time, in tokens over its weight."""
+        flow = self._flows.get(tenant)
+        return 0.0 if flow is None else flow.served
+
+    @property
+    def quantum(self) -> float:
+        """How far a tenant's service may run ahead of the least served one's before it loses its turn, in tokens."""
+        return min(self._quantum_tokens, self._quantum_requests * max(1.0, self._mean_cost))
+
+    def add(self, ticket: Ticket) -> None:
+        """The ticket begins to wait."""
+        flow = self._flows.setdefault(ticket.job.tenant, _Flow())
+        if not flow.tickets:
+            flow.served = max(flow.served, min(map(self._floor, ticket.places), default=0.0))
+            heappush(self._by_service, (flow.served, next(self._serial), flow))
+        flow.tickets += 1
+        flow.tokens += ticket.job.prompt_tokens
+        self.requests += 1
+        self.tokens += ticket.job.prompt_tokens
+        self.show(ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        """The ticket no longer waits."""
+        self.hide(ticket)
+        flow = self._flows[ticket.job.tenant]
+        flow.tickets -= 1
+        flow.tokens -= ticket.job.prompt_tokens
+        self.requests -= 1
+        self.tokens -= ticket.job.prompt_tokens
+        if not flow.tickets:
+            flow.lanes = {}
+
+    def show(self, ticket: Ticket) -> None:
+        """Put the ticket into the lanes where it may be found."""
+        flow = self._flows[ticket.job.tenant]
+        for name in ticket.lanes if ticket.parked else ticket.places:
+            if (lane := flow.lanes.get(name)) is None:
+                lane = flow.lanes[name] = _Lane(flow, self._places.setdefault(name, _Place()))
+            key = self.key(ticket.job, ticket.cold if name == COLD else ticket.uncached(name))
+            lane.push(_Item(key, ticket.seq, next(self._serial), ticket.stamp, ticket, lane))
+
+    def hide(self, ticket: Ticket) -> None:
+        """Take the ticket out of all lanes; it still waits."""
+        ticket.stamp += 1
+
+    def first(self, backends: Iterable[str]) -> Ticket | None:
+        """Who is next, of those that the given backends could take."""
+        places = [self._places[COLD]]
+        places += [self._places[name] for name in backends if name in self._places]
+        item = self._first(places, self._least() + self.quantum)
+        while item is None:
+            # Every visible tenant is ahead of one that cannot go anywhere now: do not let the backends idle.
+            least = min((place.later[0][0] for place in places if place.later), default=inf)
+            if least == inf:
+                return None
+            item = self._first(places, least + self.quantum)
+        return item.ticket
+
+    def head(self, backend: str) -> float | None:
+        """The key of whatever would go first to that backend."""
+        ticket = self.first((backend,))
+        return None if ticket is None else self.key(ticket.job, ticket.uncached(backend))
+
+    def charge(self, ticket: Ticket, cost: int) -> None:
+        """The ticket was dispatched: its tenant has had `cost` tokens of service."""
+        flow = self._flows[ticket.job.tenant]
+        for name in ticket.places:
+            if (place := self._places.get(name)) is not None:
+                place.floor = max(place.floor, flow.served)
+        self._mean_cost += (cost - self._mean_cost) * (0.02 if self._mean_cost else 1.0)
+        self._serve(flow, cost / ticket.job.weight)
+
+    def settle(self, job: Job, difference: int) -> None:
+        """The tenant's service was really `difference` tokens more (or less) than it was charged."""
+        if (flow := self._flows.get(job.tenant)) is not None:
+            self._serve(flow, difference / job.weight)
+
+    def forget(self, backend: str) -> None:
+        """The backend is gone; what stood in its lanes must be shown anew."""
+        if self._places.pop(backend, None) is not None:
+            for flow in self._flows.values():
+                flow.lanes.pop(backend, None)
+
+    def _serve(self, flow: _Flow, service: float) -> None:
+        flow.served += service
+        if flow.tickets:
+            heappush(self._by_service, (flow.served, next(self._serial), flow))
+        if service < 0:
+            for lane in flow.lanes.values():
+                if lane.later:
+                    heappush(lane.place.later, (flow.served, next(self._serial), lane))
+
+    def _first(self, places: list[_Place], limit: float) -> _Item | None:
+        found = [item for place in places if (item := place.first(limit, self._serial)) is not None]
+        return min(found, default=None)
+
+    def _floor(self, name: str) -> float:
+        return (self._places.get(name) or self._places[COLD]).floor
+
+    def _least(self) -> float:
+        heap = self._by_service
+        while heap and not (heap[0][2].tickets and heap[0][2].served == heap[0][0]):
+            heappop(heap)
+        return heap[0][0] if heap else 0.0

@@ -1,0 +1,92 @@
+"""Every constant of the scheduler, with where it comes from.
+
+"Simulated" means: goodput (share of all arrivals that meet both objectives) on the conversation, synthetic and Azure
+traces before 8 engines, around and past saturation; `python -m loadtests.simulate` repeats it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the scheduler decides. Tokens and seconds; the defaults are meant to be kept."""
+
+    # Time per output token that a stream is promised.
+    objective_s: float = 0.1
+
+    # Uncached tokens that may be in flight on a backend: two steps of a common engine (2,048), one computing while
+    # the next is on its way. 2,048 .. 6,144 within half a point; 512 costs two points on short prompts, 16k up to
+    # sixteen on long ones. Not to be scaled with the engine's chunk (8,192 at chunk 8,192: no gain).
+    budget_tokens: int = 4096
+
+    # Share of the objective at which a stream's debt is counted, so that what cannot be foreseen still fits in.
+    # .5 .. .9: within 0.7 points, at .6 the same for chunks of 2,048 and 8,192. 0 turns the rule off (-7 points).
+    debt_share: float = 0.6
+
+    # A break lasts at most this many times the prefills that it pays for. An engine that decodes slower than the
+    # objective even undisturbed never pays: without a bound it would serve one prefill at a time for ever.
+    longest_break: float = 1.0
+
+    # Share of a backend's KV memory that is planned for. Expected outputs are means and engines preempt near 1.
+    # .9 against no limit: +0.2 points, +1.2 on long conversations.
+    kv_share: float = 0.9
+
+    # Price of a prefill for each request that runs beside it, in shares of its own tokens. 0 .. 10 are equal under
+    # open load; under sessions .3 spreads them (+5 points against none).
+    crowding: float = 0.3
+
+    # Waiting for a warm backend pays from so many tokens saved, and this share of them, while more than `patience`
+    # of the time that may be waited is left. Without a threshold noise makes requests wait for nothing (-3 points).
+    save_tokens: int = 512
+    save_share: float = 0.1
+    patience: float = 0.3
+    wait_for_warm: bool = True
+
+    # A wait so long weighs as much as a prompt e times shorter: 40 .. 160 s within half a point. Earliest deadline
+    # first loses 2 points, first come first served 18.
+    ageing_s: float = 80.0
+
+    # Whether the first in order, when it fits nowhere, has a backend drained for it. Without it short prompts
+    # overtake for ever: a light tenant's 3k prompts met their objective in 13 % of cases beside a flood, 95 % with it.
+    reserve: bool = True
+
+    # Whether what cannot meet its deadline even if served next is refused. Without it -7 points, far past
+    # saturation -40.
+    refuse: bool = True
+
+    # How far one tenant's service may run ahead of the least served one's: a few requests, at most so many tokens.
+    # 4k .. 256k differ little, 4k costs most; but a flood of small requests fits 64k a hundred times over.
+    quantum_tokens: float = 64_000
+    quantum_requests: float = 6.0
+
+    # Output tokens are charged as this many input tokens (VTC, Sheng et al., OSDI 2024).
+    output_weight: int = 2
+
+    # A ticket stands in the lanes of at most so many warm backends.
+    lanes: int = 4
+
+    # The index mirrors this share of the engine's KV memory: .5 and 1 are equal, 2 costs 3 points. Where the memory
+    # is unknown, `index_tokens` is a guess.
+    index_share: float = 1.0
+    index_tokens: int = 100_000
+
+    # Another gateway's job goes first when its order is better by more than this (0 makes them wait for each other).
+    peer_margin: float = 0.2
+    # What a peer said is forgotten after so long without a word from it.
+    peer_silence_s: float = 3.0
+
+    # A prefill rate to begin with, in tokens per second, believed like one prefill of as many tokens. Nothing is
+    # refused for its deadline until `rate_samples` prefills were timed.
+    prefill_rate: float = 10_000.0
+    rate_samples: int = 8
+
+    # How soon the caller should come back where only the passing of time can open a backend.
+    tick_s: float = 0.02
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds in which each stream is due one token; infinite where the debt rule is off."""
+        return self.debt_share * self.objective_s or inf

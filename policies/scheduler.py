@@ -1,0 +1,342 @@
+"""The one stateful core: jobs come, backends open, and it says which goes where and which goes nowhere.
+
+Single writer, no await, no clock, no I/O. Whatever happens is told to it; `due` says what is to be done about it.
+Everything that `due` returns is already counted, so no two calls give the same place away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from random import Random
+
+from policies.admission import FixedConcurrency, PrefillGate
+from policies.backend import Backend, Slot, Ticket
+from policies.estimate import Drain
+from policies.pool import Pool
+from policies.queues import FairShare, aged_shortest, by_arrival
+from policies.routing import PRICES, Load, pick, warmer
+from policies.rules import Rules
+from policies.types import (
+    BATCH,
+    INTERACTIVE,
+    BackendView,
+    ClassPolicy,
+    Dispatch,
+    Drop,
+    Ending,
+    Explanation,
+    Gate,
+    Job,
+    Place,
+    Reason,
+    RemoteLoad,
+    Statistics,
+    Usage,
+    Wait,
+)
+from policies.waiting import Tier, WaitingRoom
+
+
+class Scheduler:
+    """Decides for one pool. Times are seconds on the caller's clock and never go back.
+
+    After `submit`, `first_token`, `leave`, `observe` and `observe_remote`, after `tokens` if it returned True, and
+    at `next_deadline`, call `due` and do what it says.
+
+    `routing` names the rule that chooses a backend. "price" goes with the prefill gate, shortest-first order and
+    waiting for warm backends; the others with a plain limit on concurrency and arrival order. Tenants share fairly
+    unless `shares` is False. `piece_tokens` is what a digest of a job's prefix stands for on average.
+    """
+
+    def __init__(
+        self,
+        rng: Random,
+        *,
+        routing: str = "price",
+        classes: Sequence[ClassPolicy] = (INTERACTIVE, BATCH),
+        rules: Rules | None = None,
+        shares: bool = True,
+        piece_tokens: float = 256.0,
+    ) -> None:
+        self.rules = rules = rules or Rules()
+        self._rng = rng
+        self._price = PRICES[routing]
+        self._gated = routing == "price"
+        self._admission = PrefillGate(rules) if self._gated else FixedConcurrency()
+        self._pool = Pool(rules, self._admission, piece_tokens)
+        key = aged_shortest(rules.ageing_s) if self._gated else by_arrival
+        quantum = (rules.quantum_tokens, rules.quantum_requests) if shares else (inf, inf)
+        self._room = WaitingRoom(rules, classes, lambda: FairShare(key, *quantum))
+        self._slots: dict[int, Slot] = {}
+        self._ends: list[tuple[float, int, Slot]] = []
+        self._lost: list[Ticket] = []
+        self._drain = Drain()
+        self._serial = count(1)
+
+    def __repr__(self) -> str:
+        backends = ", ".join(map(repr, self._pool.backends.values()))
+        return f"<Scheduler [{len(self._slots)} running, {len(self._room)} waiting | {backends}]>"
+
+    # What happens.
+
+    def submit(self, job: Job, now: float) -> Reason | None:
+        """Queue the job. Returns None, or why it is refused at once."""
+        if job.id in self._room.tickets or job.id in self._slots:
+            raise ValueError(f"job {job.id} is already here")
+        if not self._pool.serves(job):
+            return Reason.NO_BACKEND
+        if self._room.tiers[job.class_].full(job):
+            return Reason.QUEUE_FULL
+        ticket = self._ticket(job)
+        if now > ticket.latest:
+            return self._too_late(ticket, now)
+        self._room.add(ticket)
+        self._drain.waiting(now)
+        return None
+
+    def first_token(self, job_id: int, now: float) -> None:
+        """The first token of a stream has come: its prefill is over."""
+        if (slot := self._slots.get(job_id)) is not None:
+            if slot.prefilling:
+                self._pool.timed(slot, now)
+            slot.backend.prefilled(slot, now)
+            slot.backend.stream(slot, now)
+
+    def tokens(self, job_id: int, n: int, now: float) -> bool:
+        """A stream got `n` more tokens after its first; n may also be the sum of several streams on its backend.
+
+        Returns True when `due` should be called: the backend has paid its debt.
+        """
+        slot = self._slots.get(job_id)
+        if slot is None:
+            return False
+        if not slot.streaming:
+            self.first_token(job_id, now)
+        slot.backend.advance(slot, n)
+        return self._pool.paid(slot.backend, now)
+
+    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
+        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless."""
+        if (ticket := self._room.tickets.get(job_id)) is not None:
+            self._room.remove(ticket)
+        elif (slot := self._slots.pop(job_id, None)) is not None:
+            if ending is Ending.SUCCESS and slot.prefilling and slot.one_shot:
+                self._pool.timed(slot, now)
+            slot.backend.end(slot, now)
+            self._pool.learn(slot, ending, usage)
+            self._room.settle(slot, ending, usage)
+
+    def observe(self, views: Sequence[BackendView], now: float) -> None:
+        """These are the pool's backends now. One with a new incarnation starts from nothing."""
+        if not (changed := self._pool.observe(views, now)):
+            return
+        for name in changed:
+            if name not in self._pool.backends:
+                self._room.forget(name)
+        for ticket in self._room.tickets.values():
+            if self._pool.serves(ticket.job):
+                self._pool.assess(ticket)
+                self._pool.enlane(ticket)
+                self._room.requeue(ticket)
+            else:
+                self._lost.append(ticket)
+
+    def observe_remote(self, gateway: str, loads: Sequence[RemoteLoad], now: float) -> None:
+        """This is what another gateway has on the pool's backends now."""
+        self._pool.hear(gateway, loads, now)
+
+    # What is to be done.
+
+    def due(self, now: float) -> list[Dispatch | Drop]:
+        """Everything that should happen now, in order."""
+        self._pool.forget_silent(now)
+        while self._ends and self._ends[0][0] <= now:
+            slot = heappop(self._ends)[2]
+            slot.backend.prefilled(slot, now)
+        late = self._room.ripe(now, self._latest)
+        out: list[Dispatch | Drop] = []
+        lost, self._lost = self._lost, []
+        gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
+        out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
+        self._pump(now, out)
+        out += [self._drop(ticket, self._too_late(ticket, now), now) for ticket in late if self._waits(ticket)]
+        if not self._room:
+            self._drain.empty()
+        return out
+
+    def next_deadline(self) -> float | None:
+        """When `due` must be called next even if nothing else happens."""
+        while self._ends and not self._ends[0][2].prefilling:
+            heappop(self._ends)
+        soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
+        if self._room:
+            soonest = min([soonest, *(backend.forgiven for backend in self._pool.indebted)])
+        return None if soonest == inf else soonest
+
+    # What can be asked.
+
+    def retry_after(self, now: float) -> float:
+        """Seconds until what waits now will have been served, from 1 to 60: when a new try is worth it."""
+        queued = sum(tier.queue.tokens for tier in self._room.tiers.values())
+        return min(60.0, max(1.0, queued / self._drain.rate(now, self._pool.rate.value)))
+
+    def place(self, job: Job, now: float) -> Place:
+        """Where the job stands among those of its class, waiting or not; O(waiting)."""
+        ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job))
+        return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.rate.value))
+
+    def explain(self, job: Job, now: float) -> Explanation:
+        """What would happen to the job if it were submitted now. Nothing is changed."""
+        ticket, load = self._ticket(job), self._pool.load(now)
+        candidates = self._pool.candidates(ticket, self._price, load)
+        place = self.place(job, now)
+        refused: Reason | None = None
+        if not self._pool.serves(job):
+            refused = Reason.NO_BACKEND
+        elif self._room.tiers[job.class_].full(job):
+            refused = Reason.QUEUE_FULL
+        elif now > ticket.latest:
+            refused = self._too_late(ticket, now)
+        priced = [(candidate.price, candidate.backend) for candidate in candidates if candidate.price is not None]
+        if refused or not priced:
+            return Explanation(None, None if refused else Wait.TURN, refused, place, candidates)
+        unmoved = Random(0)  # noqa: S311
+        chosen = self._pool.backends[pick(priced, ticket.novel, unmoved)]
+        fits = [self._pool.backends[name] for _, name in priced]
+        if self._warmer(ticket, chosen, fits, load) is not None:
+            return Explanation(None, Wait.WARM, None, place, candidates)
+        return Explanation(chosen.name, None, None, place, candidates)
+
+    def statistics(self, now: float) -> Statistics:
+        """A snapshot."""
+        tiers = self._room.tiers
+        return Statistics(
+            queued={name: tier.queue.requests for name, tier in tiers.items()},
+            queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
+            backends=self._pool.statistics(now),
+            prefill_rate=self._pool.rate.value,
+            drain_rate=self._drain.rate(now, self._pool.rate.value),
+            index_pieces=len(self._pool.index),
+        )
+
+    def publish(self, now: float) -> tuple[RemoteLoad, ...]:
+        """What this gateway has on each backend, and what it would send there next: to be told to the others."""
+        queue = next(iter(self._room.tiers.values())).queue
+        loads = []
+        for name, backend in self._pool.backends.items():
+            head = queue.head(name) if self._gated else None
+            loads.append(backend.own(now, None if head is None else head - now / self.rules.ageing_s))
+        return tuple(loads)
+
+    def _pump(self, now: float, out: list[Dispatch | Drop]) -> None:
+        if not self._room:
+            return
+        load = self._pool.load(now)
+        spare = self._pool.spare(now)
+        held: list[Ticket] = []
+        while spare and (found := self._room.first(spare, self._pool.backends.values(), self._admission)) is not None:
+            tier, ticket, usable = found
+            self._pool.assess(ticket)
+            if now > self._latest(ticket):
+                out.append(self._drop(ticket, self._too_late(ticket, now), now))
+                continue
+            fits = self._admission.fitting(ticket, usable)
+            if not fits:
+                self._hold(ticket, Wait.ROOM, held)
+                if self.rules.reserve:
+                    drained = [backend for backend in usable if ticket.job.allows(backend.name)]
+                    spare.remove(min(drained, key=lambda backend: backend.in_flight))
+                continue
+            considered = [(self._price(ticket, backend, load), backend.name) for backend in fits]
+            chosen = self._pool.backends[pick(considered, ticket.novel, self._rng)]
+            if ticket.patient and self._worth_waiting(ticket, chosen, fits, load):
+                continue
+            if self._peer_first(tier, ticket, chosen):
+                self._hold(ticket, Wait.PEER, held)
+                continue
+            out.append(self._dispatch(ticket, chosen, considered, now))
+            load = self._pool.load(now)
+            if self._admission.gate(chosen, now) is not Gate.OPEN:
+                spare.remove(chosen)
+        for ticket in held:
+            self._room.tier(ticket).queue.show(ticket)
+
+    def _dispatch(self, ticket: Ticket, backend: Backend, considered: list[tuple[float, str]], now: float) -> Dispatch:
+        job, uncached = ticket.job, ticket.uncached(backend.name)
+        cost = uncached + self.rules.output_weight * job.output_tokens
+        slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost)
+        if not job.streamed and not slot.one_shot:
+            end = now + (backend.left(now, self._pool.rate.value) + uncached) / (
+                self._pool.rate.value * backend.view.speed
+            )
+            heappush(self._ends, (end, next(self._serial), slot))
+        self._room.charge(ticket, cost)
+        self._room.remove(ticket)
+        self._slots[job.id] = slot
+        backend.start(slot, now)
+        backend.turn = next(self._serial)
+        self._pool.index.insert(job.prefix, backend.name)
+        self._drain.served(job.prompt_tokens, now)
+        waited = now - job.arrived
+        why = (ticket.waited_for or Wait.TURN) if waited > 0.0 else None
+        saved = job.prompt_tokens - uncached
+        return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, tuple(considered))
+
+    def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
+        self._room.remove(ticket)
+        return Drop(ticket.job, reason, self.retry_after(now), now - ticket.job.arrived)
+
+    def _hold(self, ticket: Ticket, why: Wait, held: list[Ticket]) -> None:
+        self._room.tier(ticket).queue.hide(ticket)
+        ticket.waited_for = why
+        held.append(ticket)
+
+    def _worth_waiting(self, ticket: Ticket, chosen: Backend, fits: list[Backend], load: Load) -> bool:
+        """Parks the ticket if a shut backend of its lanes is worth waiting for, and there is time."""
+        if self._warmer(ticket, chosen, fits, load) is None:
+            return False
+        self._room.park(ticket, self._patience(ticket, chosen))
+        return True
+
+    def _warmer(self, ticket: Ticket, chosen: Backend, fits: list[Backend], load: Load) -> Backend | None:
+        if not (self._gated and self.rules.wait_for_warm and ticket.lanes) or load.now >= self._patience(
+            ticket, chosen
+        ):
+            return None
+        lanes = [self._pool.backends[name] for name in ticket.lanes]
+        waitable = (Gate.OPEN, Gate.PREFILL, Gate.DEBT)
+        shut = [b for b in lanes if b not in fits and self._admission.gate(b, load.now) in waitable]
+        return warmer(ticket, chosen, shut, load)
+
+    def _patience(self, ticket: Ticket, chosen: Backend) -> float:
+        """Until when the ticket may wait for a warm backend instead of going to `chosen`."""
+        latest = self._room.latest(ticket.job, ticket.uncached(chosen.name), self._pool.known_rate)
+        return latest - self.rules.patience * (latest - ticket.job.arrived)
+
+    def _peer_first(self, tier: Tier, ticket: Ticket, chosen: Backend) -> bool:
+        """Whether another gateway's head goes before a large prefill of ours there."""
+        uncached = ticket.uncached(chosen.name)
+        if chosen.remote_head == inf or uncached <= self.rules.budget_tokens:
+            return False
+        ours = tier.queue.key(ticket.job, uncached)
+        return tier.policy.ceiling < 1.0 or ours > chosen.remote_head + self.rules.peer_margin
+
+    def _ticket(self, job: Job) -> Ticket:
+        ticket = Ticket(job, next(self._serial), job.candidates is not None or bool(job.tried))
+        self._pool.assess(ticket)
+        self._pool.enlane(ticket)
+        ticket.latest = self._latest(ticket)
+        return ticket
+
+    def _latest(self, ticket: Ticket) -> float:
+        return self._room.latest(ticket.job, ticket.least, self._pool.known_rate)
+
+    def _too_late(self, ticket: Ticket, now: float) -> Reason:
+        longest = self._room.tier(ticket).policy.max_wait_s
+        return Reason.WAITED if now >= ticket.job.arrived + longest else Reason.DEADLINE
+
+    def _waits(self, ticket: Ticket) -> bool:
+        return self._room.tickets.get(ticket.job.id) is ticket
