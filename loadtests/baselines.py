@@ -1,243 +1,55 @@
-"""Published routing and fairness policies, each with its published parameters, behind the scheduler's interface.
+"""The published policies by name. Each has the scheduler's interface, and the parameters it was published with.
 
 They are granted what no gateway has: the exact state of every replica (caches, uncached tokens still to be computed,
-KV memory, requests) at the moment of the decision. `BASELINES` names them all.
+KV memory, requests) at the moment of the decision.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
-from typing import Protocol
 
+from loadtests import immediate, queued
 from loadtests.fleet import Fleet
-from loadtests.profiles import S
-from policies.types import Dispatch, Drop, Ending, Job, Reason, Usage
+from loadtests.immediate import Immediate
+from loadtests.queued import Queued
+from loadtests.router import Router
 
-Choose = Callable[[Job, float], int | None]
-
-
-class Immediate:
-    """Every request goes somewhere (or is rejected) the moment it arrives. `choose` gives the replica's number."""
-
-    def __init__(self, fleet: Fleet, choose: Choose) -> None:
-        self._fleet = fleet
-        self._choose = choose
-        self._arrived: list[Job] = []
-
-    def submit(self, job: Job, now: float) -> Reason | None:
-        self._arrived.append(job)
-        return None
-
-    def first_token(self, job_id: int, now: float) -> None:
-        """Nothing: the fleet knows."""
-
-    def tokens(self, job_id: int, n: int, now: float) -> bool:
-        return False
-
-    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
-        """Nothing: the fleet knows."""
-
-    def due(self, now: float) -> list[Dispatch | Drop]:
-        arrived, self._arrived = self._arrived, []
-        out: list[Dispatch | Drop] = []
-        for job in arrived:
-            chosen = self._choose(job, now)
-            if chosen is None:
-                out.append(Drop(job, Reason.DEADLINE, 1.0))
-            else:
-                out.append(Dispatch(job, self._fleet.replicas[chosen].name))
-        return out
-
-    def next_deadline(self) -> float | None:
-        return None
-
-
-def _least(costs: Sequence[float], rng: Random, among: Sequence[int] | None = None) -> int:
-    """The number of the lowest cost, ties at random."""
-    numbers = range(len(costs)) if among is None else among
-    best = min(costs[i] for i in numbers)
-    return rng.choice([i for i in numbers if costs[i] == best])
-
-
-def round_robin(fleet: Fleet, rng: Random) -> Choose:
-    """Each in turn."""
-    turn = rng.randrange(len(fleet.replicas))
-
-    def choose(job: Job, now: float) -> int:
-        nonlocal turn
-        turn = (turn + 1) % len(fleet.replicas)
-        return turn
-
-    return choose
-
-
-def power_of_two(fleet: Fleet, rng: Random) -> Choose:
-    """Of two at random the one with fewer requests (Mitzenmacher 2001; Envoy's least_request, choice_count 2)."""
-
-    def choose(job: Job, now: float) -> int:
-        return _least(fleet.requests(), rng, rng.sample(range(len(fleet.replicas)), 2))
-
-    return choose
-
-
-def least_tokens(fleet: Fleet, rng: Random) -> Choose:
-    """Least outstanding uncached tokens, this request's included."""
-
-    def choose(job: Job, now: float) -> int:
-        return _least([q + u for q, u in zip(fleet.queued(), fleet.uncached(job.id), strict=True)], rng)
-
-    return choose
-
-
-def cache_aware(fleet: Fleet, rng: Random, *, threshold: float, absolute: int, relative: float) -> Choose:
-    """SGLang's router (sgl-model-gateway policies/cache_aware.rs): by requests when these are out of balance, else the
-    longest match if it is more than `threshold` of the prompt, else fewest requests. Defaults of the code 0.5 / 32 /
-    1.1, of the command line 0.3 / 64 / 1.5. Matches are exact here, the original keeps an approximate tree."""
-
-    def choose(job: Job, now: float) -> int:
-        loads = fleet.requests()
-        uncached = fleet.uncached(job.id)
-        low, high = min(loads), max(loads)
-        balanced = high - low <= absolute or high <= relative * low
-        if balanced and 1.0 - min(uncached) / job.prompt_tokens > threshold:
-            best = min(uncached)
-            return _least(loads, rng, [i for i, u in enumerate(uncached) if u == best])
-        return _least(loads, rng)
-
-    return choose
-
-
-def bounded_hash(fleet: Fleet, rng: Random) -> Choose:
-    """KubeAI's PrefixHash: consistent hashing with bounded loads (Mirrokni et al. 2018) over the start of the prompt,
-    256 points per replica, load factor 1.25. The key is the first piece of the trace (the original: 100 characters);
-    prompts without digests hash by themselves."""
-    replicas = len(fleet.replicas)
-    ring = sorted((_point(b"%d/%d" % (i, point)), i) for i in range(replicas) for point in range(256))
-    points = [point for point, _ in ring]
-
-    def choose(job: Job, now: float) -> int:
-        loads = fleet.requests()
-        limit = 1.25 * (sum(loads) + 1) / replicas
-        start = bisect(points, _point(job.prefix[0] if job.prefix else b"%d" % job.id))
-        for step in range(len(ring)):
-            i = ring[(start + step) % len(ring)][1]
-            if loads[i] + 1 <= limit:
-                return i
-        return _least(loads, rng)
-
-    return choose
-
-
-def _point(key: bytes) -> int:
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
-
-
-def blend(fleet: Fleet, rng: Random) -> Choose:
-    """llm-d's weighted sum until mid-2026: 3 x matched share of the prompt + 2 x queue + 2 x KV, the highest wins;
-    `queue` is the engine's own queue scaled between the least and the most of all, `kv` the free share."""
-
-    def choose(job: Job, now: float) -> int:
-        waiting, kv = fleet.waiting(), fleet.kv_usage()
-        most, spread = max(waiting), max(waiting) - min(waiting)
-        costs = [
-            3 * u / job.prompt_tokens - 2 * ((most - w) / spread if spread else 1.0) + 2 * k
-            for u, w, k in zip(fleet.uncached(job.id), waiting, kv, strict=True)
-        ]
-        return _least(costs, rng)
-
-    return choose
-
-
-def sticky(fleet: Fleet, rng: Random, *, longest_s: float) -> Choose:
-    """llm-d's "sticky until saturated" (default since August 2026): among the replicas that hold at least 80 % of the
-    prompt, unless the least loaded of them is tau tokens behind the least loaded of the others; then argmin Q + u.
-    tau = peak prefill rate x `longest_s` (published: 18 s)."""
-    tau = _peak_rate(fleet) * longest_s
-
-    def choose(job: Job, now: float) -> int:
-        queued, uncached = fleet.queued(), fleet.uncached(job.id)
-        costs = [q + u for q, u in zip(queued, uncached, strict=True)]
-        warm = [i for i, u in enumerate(uncached) if 1.0 - u / job.prompt_tokens >= 0.8]
-        cold = [i for i in range(len(uncached)) if i not in warm]
-        if warm and (not cold or min(queued[i] for i in warm) - min(queued[i] for i in cold) <= tau):
-            return _least(costs, rng, warm)
-        return _least(costs, rng)
-
-    return choose
-
-
-def product(fleet: Fleet, rng: Random) -> Choose:
-    """LMETRIC (arXiv 2603.15202): least (new prefill tokens if sent there) x (batch size there). No parameters; one is
-    added to the batch, or an idle replica would win whatever it must compute."""
-
-    def choose(job: Job, now: float) -> int:
-        parts = zip(fleet.queued(), fleet.uncached(job.id), fleet.requests(), strict=True)
-        return _least([(q + u) * (b + 1) for q, u, b in parts], rng)
-
-    return choose
-
-
-def min_ttft(fleet: Fleet, rng: Random, *, reject: bool) -> Choose:
-    """Mooncake's Conductor (FAST 2025, Algorithm 1) for one kind of replica and no cache transfer: least predicted
-    TTFT = T_queue + T_prefill; early rejection when that exceeds the objective."""
-    rate = _peak_rate(fleet)
-    profile, chunk = fleet.scenario.engine, fleet.scenario.chunk
-
-    def choose(job: Job, now: float) -> int | None:
-        uncached = fleet.uncached(job.id)
-        whole = job.prompt_tokens
-        costs = [
-            q / rate + profile.prefill_ps(whole, chunk, whole - u) / S
-            for q, u in zip(fleet.queued(), uncached, strict=True)
-        ]
-        best = _least(costs, rng)
-        late = reject and job.deadline is not None and now + costs[best] > job.deadline
-        return None if late else best
-
-    return choose
-
-
-def block_cost(fleet: Fleet, rng: Random) -> Choose:
-    """NVIDIA Dynamo's KV router (lib/kv-router selector/default.rs): least prefill blocks (queued and of this prompt,
-    less those that overlap) plus active decode blocks; overlap credit 1, prefill scale 1, temperature 0."""
-
-    def choose(job: Job, now: float) -> int:
-        return _least(_block_costs(fleet, job), rng)
-
-    return choose
-
-
-def _block_costs(fleet: Fleet, job: Job) -> list[float]:
-    parts = zip(fleet.queued(), fleet.uncached(job.id), fleet.replicas, strict=True)
-    return [(q + u) / 16 + replica.engine.pool.held for q, u, replica in parts]
-
-
-def _peak_rate(fleet: Fleet) -> float:
-    """Tokens per second of one full chunk: the single calibration that these policies ask for."""
-    return fleet.scenario.chunk / fleet.scenario.isolated_s(fleet.scenario.chunk)
-
-
-class Policy(Protocol):
-    """Makes a policy for a fleet."""
-
-    def __call__(self, fleet: Fleet, rng: Random) -> Choose: ...
-
-
-IMMEDIATE: Mapping[str, Policy] = {
-    "round-robin": round_robin,
-    "power-of-two": power_of_two,
-    "least-tokens": least_tokens,
-    "cache-aware": lambda fleet, rng: cache_aware(fleet, rng, threshold=0.5, absolute=32, relative=1.1),
-    "cache-aware-cli": lambda fleet, rng: cache_aware(fleet, rng, threshold=0.3, absolute=64, relative=1.5),
-    "bounded-hash": bounded_hash,
-    "blend": blend,
-    "sticky": lambda fleet, rng: sticky(fleet, rng, longest_s=18.0),
-    "sticky-2s": lambda fleet, rng: sticky(fleet, rng, longest_s=2.0),
-    "product": product,
-    "min-ttft": lambda fleet, rng: min_ttft(fleet, rng, reject=False),
-    "min-ttft-reject": lambda fleet, rng: min_ttft(fleet, rng, reject=True),
-    "block-cost": block_cost,
+IMMEDIATE: Mapping[str, Callable[[Fleet, Random], immediate.Choose]] = {
+    "round-robin": immediate.round_robin,
+    "power-of-two": immediate.power_of_two,
+    "least-tokens": immediate.least_tokens,
+    "cache-aware": partial(immediate.cache_aware, threshold=0.5, absolute=32, relative=1.1),
+    "cache-aware-cli": partial(immediate.cache_aware, threshold=0.3, absolute=64, relative=1.5),
+    "bounded-hash": immediate.bounded_hash,
+    "blend": immediate.blend,
+    "sticky": partial(immediate.sticky, longest_s=18.0),
+    "sticky-2s": partial(immediate.sticky, longest_s=2.0),
+    "product": immediate.product,
+    "min-ttft": partial(immediate.min_ttft, reject=False),
+    "min-ttft-reject": partial(immediate.min_ttft, reject=True),
+    "block-cost": immediate.block_cost,
 }
+QUEUED: Mapping[str, tuple[Callable[[Fleet], queued.FirstCome], Callable[[Fleet, Random], queued.Place]]] = {
+    "block-cost-queue": (queued.FirstCome, queued.below_threshold),
+    "block-cost-wspt": (queued.ShortestFirst, queued.below_threshold),
+    "fcfs": (queued.FirstCome, queued.in_memory),
+    "vtc": (queued.VirtualTokens, queued.in_memory),
+    "dlpm": (queued.PrefixDeficit, partial(queued.in_memory, by_prefix=True)),
+}
+
+
+def names() -> list[str]:
+    """All published policies."""
+    return [*IMMEDIATE, *QUEUED]
+
+
+def baseline(name: str, fleet: Fleet, rng: Random) -> Router:
+    """A policy for a fleet. Raises ValueError for an unknown name."""
+    if name in IMMEDIATE:
+        return Immediate(fleet, IMMEDIATE[name](fleet, rng))
+    if name not in QUEUED:
+        raise ValueError(f"unknown policy {name!r}; there are headrace, {', '.join(names())}")
+    order, place = QUEUED[name]
+    return Queued(fleet, order(fleet), place(fleet, rng))

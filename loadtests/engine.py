@@ -52,9 +52,7 @@ class Step:
 class Engine:
     """One replica. `chunk` and `kv_tokens` in tokens (whole blocks of KV memory are used)."""
 
-    def __init__(
-        self, profile: Profile, *, chunk: int = 2048, kv_tokens: int | None = None, max_seqs: int = 256
-    ) -> None:
+    def __init__(self, profile: Profile, *, chunk: int = 2048, kv_tokens: int = 0, max_seqs: int = 256) -> None:
         if chunk <= max_seqs:
             raise ValueError(f"chunk {chunk} must exceed max_seqs {max_seqs}: a full batch would leave no prefill")
         self.profile, self.chunk, self.max_seqs = profile, chunk, max_seqs
@@ -103,7 +101,7 @@ class Engine:
         return sequence.blocks(self.pool).lookup(limit)[0] * BLOCK_TOKENS
 
     def progress(self) -> int:
-        """Uncached tokens already computed (or being computed by the last step) of the prompt under way."""
+        """Uncached tokens of the prompt under way that are computed, or will be when the last step ends."""
         return self._partial.computed - self._partial.cached_tokens if self._partial else 0
 
     def emitted(self, sequence: Sequence) -> int:

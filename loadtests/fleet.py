@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Sequence as Digests
 
 from loadtests.engine import Engine, Sequence, Step
 from loadtests.scenario import Scenario
@@ -16,7 +16,7 @@ class Replica:
         self.name = name
         self.engine = engine
         self.running = 0  # requests dispatched here that have not ended
-        self.prefilling: dict[int, int] = {}  # uncached tokens by request, of those without a first token
+        self.prefilling: dict[object, int] = {}  # uncached tokens by request, of those without a first token
         self.uncached_tokens = 0  # their sum
         self.version = 0  # of the plan to wake it
         self._steps: deque[Step] = deque()
@@ -31,6 +31,18 @@ class Replica:
         steps = self.engine.advance(until_ps)
         self._steps.extend(steps)
         return steps
+
+    def leading(self, digests: Digests[bytes], blocks: int) -> int:
+        """How many leading pieces of `blocks` blocks are cached. What is cached of a prompt is always its head."""
+        low, high = 0, len(digests)
+        while low < high:
+            middle = (low + high) // 2
+            piece = self.engine.pool.find(digests[middle])
+            if piece is not None and piece.blocks >= blocks:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def steps_by(self, now_ps: int) -> int:
         """Engine steps that are over at that moment, which is not before the last one asked for.
@@ -75,7 +87,8 @@ class Fleet:
             for i in range(scenario.replicas)
         ]
         self.by_name = {replica.name: replica for replica in self.replicas}
-        self.sequences: dict[Hashable, Sequence] = {}
+        self.sequences: dict[int, Sequence] = {}
+        self.homes: dict[int, Replica] = {}  # where each that was dispatched is
 
     def uncached(self, job_id: int) -> list[int]:
         """Tokens of the prompt that are not in each replica's cache."""
@@ -99,3 +112,8 @@ class Fleet:
     def kv_usage(self) -> list[float]:
         """Share of each replica's KV memory that is held."""
         return [replica.engine.kv_usage for replica in self.replicas]
+
+    def emitted(self, job_id: int) -> int:
+        """Tokens of the answer that came out so far."""
+        home = self.homes.get(job_id)
+        return home.engine.emitted(self.sequences[job_id]) if home else 0

@@ -11,27 +11,14 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
-from loadtests.engine import Sequence, Step
+from loadtests import engine
 from loadtests.fleet import Fleet, Replica
-from loadtests.profiles import S, US
+from loadtests.profiles import US, S
+from loadtests.router import Router
 from loadtests.scenario import Scenario
 from loadtests.workload import Call
 from policies.estimate import OutputLengths
-from policies.types import Dispatch, Drop, Ending, Job, Reason, Usage
-
-
-class Router(Protocol):
-    """What is simulated: the gateway's scheduler, or a published policy in its place.
-
-    After any of the calls, and at `next_deadline`, the simulation asks `due` what to do.
-    """
-
-    def submit(self, job: Job, now: float) -> Reason | None: ...
-    def first_token(self, job_id: int, now: float) -> None: ...
-    def tokens(self, job_id: int, n: int, now: float) -> bool: ...
-    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None: ...
-    def due(self, now: float) -> list[Dispatch | Drop]: ...
-    def next_deadline(self) -> float | None: ...
+from policies.types import Drop, Ending, Job, RemoteLoad, Usage
 
 
 class Workload(Protocol):
@@ -44,7 +31,8 @@ class Workload(Protocol):
 class Gateway:
     """One router, and what its gateway sees: which streams run where, and how many tokens they got."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, name: str, router: Router) -> None:
+        self.name = name
         self.router = router
         self.lengths = OutputLengths()
         self.waiting = 0
@@ -63,11 +51,12 @@ class Simulation:
         self.scenario = scenario
         self.workload = workload
         self.fleet = fleet
-        self.gateways = [Gateway(router) for router in routers]
-        self.calls: dict[int, Call] = {}
+        self.gateways = [Gateway(f"g{i}", router) for i, router in enumerate(routers)]
+        self.calls: dict[object, Call] = {}
         self.done: list[Call] = []
         self._exact = exact
         self._delay_ps = int(scenario.signal_delay_s * S)
+        self._gateway_ps = int(scenario.gateway_delay_s * S)
         self._events: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self._serial = count()
 
@@ -96,10 +85,9 @@ class Simulation:
 
     def _arrive(self, now_ps: int, call: Call) -> None:
         request = call.request
-        salt = call.tenant if self.scenario.salted else None
         self.calls[call.id] = call
-        self.fleet.sequences[call.id] = Sequence(
-            call.id, request.prompt_tokens, request.output_tokens, request.digests, request.piece_tokens, salt=salt
+        self.fleet.sequences[call.id] = engine.Sequence(
+            call.id, request.prompt_tokens, request.output_tokens, self._digests(call), request.piece_tokens
         )
         gateway = self.gateways[call.gateway]
         if request.prompt_tokens + request.output_tokens > self.scenario.kv_tokens:
@@ -113,13 +101,11 @@ class Simulation:
         self._pump(now_ps, gateway)
 
     def _job(self, call: Call, gateway: Gateway) -> Job:
-        """The call as the gateway sees it. It counts tokens by bytes, hence one error for the prompt and its pieces."""
+        """The call as the gateway sees it. It counts tokens by bytes, hence one error for the prompt and its pieces; it
+        digests whole pieces only, and none so short that an index would overflow with them."""
         request = call.request
-        whole = request.prompt_tokens // request.piece_tokens
+        digests = self._digests(call)[: request.prompt_tokens // request.piece_tokens]
         stride = max(1, -(-256 // request.piece_tokens))
-        prefix = request.digests[stride - 1 : whole : stride]
-        if self.scenario.salted:
-            prefix = tuple(digest + call.tenant.encode() for digest in prefix)
         arrived = call.arrived_ps / S
         return Job(
             call.id,
@@ -128,41 +114,64 @@ class Simulation:
             class_=call.class_,
             prompt_tokens=max(1, round(request.prompt_tokens * call.error)),
             output_tokens=round(gateway.lengths.expected(call.tenant, "")),
-            prefix=prefix,
+            prefix=digests[stride - 1 :: stride],
             piece_tokens=request.piece_tokens * stride * call.error,
             streamed=call.streamed,
             deadline=arrived + call.limit_s if call.class_ == "interactive" else None,
         )
 
+    def _digests(self, call: Call) -> tuple[bytes, ...]:
+        """Salted by the tenant where tenants must not share a cache: engine and gateway then see other prompts."""
+        if not self.scenario.salted:
+            return call.request.digests
+        return tuple(digest + call.tenant.encode() for digest in call.request.digests)
+
     def _end(self, now_ps: int, call: Call, refused: str = "") -> None:
         call.refused = refused
         self.done.append(self.calls.pop(call.id))
         del self.fleet.sequences[call.id]
+        self.fleet.homes.pop(call.id, None)
         if (following := self.workload.after(call, now_ps)) is not None:
             self._at(following.arrived_ps, self._arrive, following)
 
     # Routers decide.
 
-    def _pump(self, now_ps: int, gateway: Gateway) -> None:
+    def _pump(self, now_ps: int, gateway: Gateway, *, news: bool = True) -> None:
+        """Do what is due. `news`: something happened here that the other gateways do not know yet."""
         if self._exact and gateway.waiting:
             for replica in self.fleet.replicas:
                 self._advance(replica, now_ps)
-        for decision in gateway.router.due(now_ps / S):
+        decisions = gateway.router.due(now_ps / S)
+        for decision in decisions:
             gateway.waiting -= 1
             call = self.calls[decision.job.id]
             if isinstance(decision, Drop):
                 self._end(now_ps, call, decision.reason.value)
             else:
                 self._dispatch(now_ps, call, self.fleet.by_name[decision.backend])
+        self._set_timer(now_ps, gateway)
+        if gateway.waiting:
+            for name in gateway.streams:
+                self._tick_later(now_ps, gateway, name)
+        if len(self.gateways) > 1 and (news or decisions):
+            said = (gateway.name, gateway.router.publish(now_ps / S))
+            self._at(now_ps + self._gateway_ps, self._tell, said)
+
+    def _tell(self, now_ps: int, said: tuple[str, tuple[RemoteLoad, ...]]) -> None:
+        """The other gateways hear what one has on the replicas."""
+        name, loads = said
+        for gateway in self.gateways:
+            if gateway.name != name:
+                gateway.router.observe_remote(name, loads, now_ps / S)
+                self._pump(now_ps, gateway, news=False)
+
+    def _set_timer(self, now_ps: int, gateway: Gateway) -> None:
         deadline = gateway.router.next_deadline()
         if deadline is not None:
             at_ps = max(int(deadline * S) + 1, now_ps + US)
             if gateway.timer_ps is None or at_ps < gateway.timer_ps:
                 gateway.timer_ps = at_ps
                 self._at(at_ps, self._timer, gateway)
-        if gateway.waiting:
-            for name in gateway.streams:
-                self._tick_later(now_ps, gateway, name)
 
     def _timer(self, now_ps: int, gateway: Gateway) -> None:
         if gateway.timer_ps == now_ps:
@@ -175,6 +184,7 @@ class Simulation:
         sequence = self.fleet.sequences[call.id]
         call.dispatched_ps, call.backend = now_ps, replica.name
         uncached = call.request.prompt_tokens - replica.engine.match(sequence)
+        self.fleet.homes[call.id] = replica
         replica.engine.submit(sequence)
         replica.running += 1
         replica.prefilling[call.id] = uncached
@@ -202,7 +212,7 @@ class Simulation:
             if step.first or step.finished:
                 self._at(step.end_ps, self._happen, (replica, step))
 
-    def _happen(self, now_ps: int, argument: tuple[Replica, Step]) -> None:
+    def _happen(self, now_ps: int, argument: tuple[Replica, engine.Step]) -> None:
         """What a step showed takes place; the routers hear of it after the delay."""
         replica, step = argument
         for sequence in step.first:
@@ -220,7 +230,7 @@ class Simulation:
 
     # Signals come back.
 
-    def _hear(self, now_ps: int, argument: tuple[Replica, Step]) -> None:
+    def _hear(self, now_ps: int, argument: tuple[Replica, engine.Step]) -> None:
         replica, step = argument
         heard: dict[int, Gateway] = {}
         for sequence in (*step.first, *step.finished):

@@ -97,6 +97,7 @@ class OpenLoop:
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
         self._requests = load(scenario.trace, seed)
+        self.piece_tokens = self._requests[0].piece_tokens
         self._draws = _Draws(scenario, seed)
 
     def start(self) -> Iterator[Call]:
@@ -129,6 +130,7 @@ class ClosedLoop:
         self.scenario = scenario
         self.until_ps = int(until_s * S)
         self._sessions = sessions(seed)
+        self.piece_tokens = self._sessions[0][0].request.piece_tokens
         self._taken = 0
         self._draws = _Draws(scenario, seed)
         self._pauses = Random(f"{seed} ramp")
