@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: demo test check fmt bench lock clean
+.PHONY: demo test check fmt bench eval lock clean
 
 demo: $(STAMP)          ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -22,6 +22,9 @@ fmt: $(STAMP)
 
 bench: $(STAMP)         ## CPU per request and per chunk beside nginx and the peers that are installed
 	@$(BIN)/python -m loadtests.overhead
+
+eval: $(STAMP)          ## simulate the evaluation (hours; goes on where it was) into loadtests/results/
+	@$(BIN)/python -m loadtests.report --jobs $${JOBS:-1}
 
 lock:                   ## compile the hashed requirements anew (needs uv)
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url -q -o requirements.txt

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, KeysView
 from dataclasses import dataclass
-from math import isqrt
 
 from loadtests.batch import Batch, Sequence
 from loadtests.kvcache import BLOCK_TOKENS, BlockPool, BlockTable, blocks_for
@@ -33,13 +32,15 @@ class Step:
     """What one step did, or `steps` decode-only steps on end of which only the last may finish a sequence.
 
     In every one of them `batch` sequences emitted one token each: all that are `Engine.decoding` after it, and all in
-    `finished`. Those in `first` emitted their first token, at `end_ps`.
+    `finished`. Those in `first` emitted their first token, at `end_ps`. `context_tokens` is what the decoding ones
+    had computed before it.
     """
 
     steps: int
     start_ps: int
     end_ps: int
     batch: int
+    context_tokens: int
     first: tuple[Sequence, ...] = ()
     finished: tuple[Sequence, ...] = ()
     preempted: tuple[Sequence, ...] = ()
@@ -169,7 +170,7 @@ class Engine:
         """How many steps will have ended by then if nothing is submitted, as far as they only decode."""
         if until_ps <= self.clock_ps or not (limit := self._stretch()):
             return 0
-        return min(limit, self._silent_steps(until_ps - self.clock_ps + 1) - 1)
+        return min(limit, self._silent_steps(until_ps - self.clock_ps))
 
     def silent_end_ps(self, steps: int) -> int | None:
         """When the step after the next so many will have ended; None if it may do more than decode."""
@@ -187,17 +188,11 @@ class Engine:
         if self._batch.growth(self.steps, steps) > self.pool.available:
             steps = min(steps, BLOCK_TOKENS * (self.pool.available // len(self._batch)))
         if until_ps is not None and self._silent_ps(max(steps - 1, 0)) >= until_ps - self.clock_ps:
-            steps = self._silent_steps(until_ps - self.clock_ps)
+            steps = self._silent_steps(until_ps - self.clock_ps - 1) + 1
         return steps
 
     def _silent_steps(self, within_ps: int) -> int:
-        """How many decode-only steps start within the (positive) time: one more than end strictly within it."""
-        a = self.profile.kv_ps * len(self._batch)  # 2 silent_ps(n) = a n^2 + b n
-        b = 2 * self._silent_ps(1) - a
-        n = (isqrt(b * b + 8 * a * within_ps) - b) // (2 * a) if a else 2 * within_ps // b
-        while n and self._silent_ps(n) >= within_ps:
-            n -= 1
-        return n + 1
+        return self.profile.decoding_steps(within_ps, len(self._batch), self._batch.context_tokens)
 
     def _make_room(self) -> list[Sequence]:
         """Take the blocks that the batch needs for one step; returns those who had to go for it."""
@@ -254,7 +249,7 @@ class Engine:
 
     def _end(self, steps: int, duration_ps: int, complete: list[Sequence], preempted: list[Sequence]) -> Step:
         """Let the time of the steps pass: who began to decode, who finished. `complete`: prompts now computed."""
-        start_ps, decodes = self.clock_ps, len(self._batch)
+        start_ps, decodes, context = self.clock_ps, len(self._batch), self._batch.context_tokens
         self.clock_ps += duration_ps
         self.steps += steps
         self.generated_tokens += steps * decodes + len(complete)
@@ -269,8 +264,8 @@ class Engine:
             else:
                 self._batch.join(sequence, self.steps)
         self._blocked = self._blocked and not finished
-        emitting = decodes + len(complete)
-        return Step(steps, start_ps, self.clock_ps, emitting, tuple(first), tuple(finished), tuple(preempted))
+        shown = tuple(first), tuple(finished), tuple(preempted)
+        return Step(steps, start_ps, self.clock_ps, decodes + len(complete), context, *shown)
 
     def _preempt(self) -> Sequence:
         """Take its blocks from the sequence admitted last, and put it at the head of the queue."""

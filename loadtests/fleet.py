@@ -21,7 +21,6 @@ class Replica:
         self.version = 0  # of the plan to wake it
         self._steps: deque[Step] = deque()
         self._ended = 0  # steps that are over and forgotten
-        self._shown = 0
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} {self.engine!r}>"
@@ -45,29 +44,29 @@ class Replica:
         return low
 
     def steps_by(self, now_ps: int) -> int:
-        """Engine steps that are over at that moment, which is not before the last one asked for.
-
-        Nothing is simulated for it: stretches under way are counted in proportion.
-        """
+        """Engine steps that are over at that moment, which is not before the last one asked for. Simulates nothing."""
         steps = self._steps
         while steps and steps[0].end_ps <= now_ps:
             self._ended += steps.popleft().steps
-        count = self._ended
         if steps:
-            first = steps[0]
-            count += max(0, first.steps * (now_ps - first.start_ps) // (first.end_ps - first.start_ps))
-        else:
-            count += self.engine.silent_until(now_ps)
-        self._shown = max(self._shown, count)
-        return self._shown
+            return self._ended + self._over(steps[0], now_ps)
+        return self._ended + self.engine.silent_until(now_ps)
 
     def next_end_ps(self, after_ps: int) -> int | None:
         """The first end of a step after that moment; None while that depends on what is still to be scheduled."""
         for step in self._steps:
             if step.end_ps > after_ps:
-                over = max(0, step.steps * (after_ps - step.start_ps) // (step.end_ps - step.start_ps))
-                return step.start_ps + (over + 1) * (step.end_ps - step.start_ps) // step.steps
+                if step.steps == 1:
+                    return step.end_ps
+                over = self._over(step, after_ps)
+                return step.start_ps + self.engine.profile.decoding_ps(over + 1, step.batch, step.context_tokens)
         return self.engine.silent_end_ps(self.engine.silent_until(after_ps))
+
+    def _over(self, step: Step, now_ps: int) -> int:
+        """Steps of an unfinished stretch that are over."""
+        if step.steps == 1 or now_ps <= step.start_ps:
+            return 0
+        return self.engine.profile.decoding_steps(now_ps - step.start_ps, step.batch, step.context_tokens)
 
 
 class Fleet:

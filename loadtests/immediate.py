@@ -95,8 +95,8 @@ def cache_aware(fleet: Fleet, rng: Random, *, threshold: float, absolute: int, r
 
 def bounded_hash(fleet: Fleet, rng: Random) -> Choose:
     """KubeAI's PrefixHash: consistent hashing with bounded loads (Mirrokni et al. 2018) over the start of the prompt,
-    256 points per replica, load factor 1.25. The key is the first piece of the trace (the original: 100 characters);
-    prompts without digests hash by themselves."""
+    256 points per replica, load factor 1.25; where no load is within the bound, the key's own replica. The key is the
+    first piece of the trace (the original: 100 characters); prompts without digests hash by themselves."""
     replicas = len(fleet.replicas)
     ring = sorted((_point(b"%d/%d" % (i, point)), i) for i in range(replicas) for point in range(256))
     points = [point for point, _ in ring]
@@ -105,11 +105,11 @@ def bounded_hash(fleet: Fleet, rng: Random) -> Choose:
         loads = fleet.requests()
         limit = 1.25 * (sum(loads) + 1) / replicas
         start = bisect(points, _point(job.prefix[0] if job.prefix else b"%d" % job.id))
-        for step in range(len(ring)):
-            i = ring[(start + step) % len(ring)][1]
-            if loads[i] + 1 <= limit:
-                return i
-        return least(loads, rng)
+        walk = (ring[(start + step) % len(ring)][1] for step in range(len(ring)))
+        own = next(walk)
+        if loads[own] + 1 <= limit or not any(loads):
+            return own
+        return next((i for i in walk if loads[i] + 1 <= limit), own)
 
     return choose
 

@@ -16,6 +16,7 @@ All times are whole picoseconds, so that many steps added at once are exactly th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 
 NS, US, MS, S = 10**3, 10**6, 10**9, 10**12
 
@@ -48,6 +49,15 @@ class Profile:
         fixed = max(self.weights_ps, self.token_ps * decodes) + self.overhead_ps + self.sequence_ps * decodes
         context = steps * context_tokens + decodes * (steps * (steps - 1) // 2)
         return steps * fixed + self.kv_ps * context
+
+    def decoding_steps(self, within_ps: int, decodes: int, context_tokens: int) -> int:
+        """How many such steps have ended after that time: the largest n with decoding_ps(n, ...) <= within_ps."""
+        a = self.kv_ps * decodes  # 2 decoding_ps(n) = a n^2 + b n
+        b = 2 * self.decoding_ps(1, decodes, context_tokens) - a
+        n = (isqrt(b * b + 8 * a * within_ps) - b) // (2 * a) if a else 2 * within_ps // b
+        while self.decoding_ps(n, decodes, context_tokens) > within_ps:
+            n -= 1
+        return n
 
     def prefill_ps(self, tokens: int, chunk_tokens: int, cached_tokens: int = 0) -> int:
         """Computing a prompt alone on an idle engine, from the first token that is not cached to the first answer."""

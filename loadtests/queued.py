@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from math import inf
 from random import Random
 
 from loadtests.fleet import Fleet
@@ -45,7 +46,7 @@ class _Matches:
         self._known: dict[int, tuple[float, int]] = {}
 
     def least(self, job: Job, now: float) -> int:
-        when, uncached = self._known.get(job.id, (-1.0, 0))
+        when, uncached = self._known.get(job.id, (-inf, 0))
         if when < now - 1.0:
             uncached = min(self._fleet.uncached(job.id))
             self._known[job.id] = now, uncached

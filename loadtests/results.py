@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, sqrt
 from statistics import fmean, stdev
 
 from loadtests.profiles import S
 from loadtests.scenario import Scenario
-from loadtests.workload import Call
+from loadtests.workload import BURST_S, Call
 
 Figures = dict[str, float]
 
 # Prompts of which "long" figures speak: the longest tenth of the conversations and of the synthetic trace.
 LONG_TOKENS = 32_768
+AGGRESSOR = "tenant-3"
 # Output tokens weigh twice (VTC, Sheng et al., OSDI 2024).
 OUTPUT_WEIGHT = 2
 # Two-sided 95 % quantiles of Student's t for 1 .. 9 degrees of freedom.
@@ -28,10 +30,25 @@ def good(call: Call, scenario: Scenario, *, strict: bool = False) -> bool:
     return ttft_s is not None and tpot_s is not None and ttft_s <= limit_s and tpot_s <= scenario.slo_tpot_s
 
 
+def figures(calls: Sequence[Call], scenario: Scenario) -> Figures:
+    """All figures of a run: the summary, and what the scenario asks about besides."""
+    found = summary(calls, scenario)
+    if scenario.tenants > 0:
+        others = summary([call for call in calls if call.tenant != AGGRESSOR], scenario)
+        found |= {f"others_{name}": others[name] for name in ("goodput", "ttft_p99")}
+    if scenario.burst > 1.0:
+        found["recovery_s"] = recovery_s(calls)
+    if scenario.tenants < 0:
+        found["service_gap"] = service_gap(calls)
+    return found
+
+
 def summary(calls: Sequence[Call], scenario: Scenario) -> Figures:
-    """Goodput is a share of all calls given, served or not. Latencies are of the served, in seconds."""
-    if not calls:
-        raise ValueError("no calls")
+    """Goodput is a share of all calls given, served or not. Latencies are of the served, in seconds.
+
+    All but `requests`, `preemptions`, `served_tokens` (out when the arrivals end) and `batch_served` (share of the
+    batch class's tokens out by then) speak of the interactive class.
+    """
     interactive = [call for call in calls if call.class_ == "interactive"] or list(calls)
     fine = [call for call in interactive if good(call, scenario)]
     served = [call for call in interactive if call.ttft_s is not None]
@@ -39,13 +56,17 @@ def summary(calls: Sequence[Call], scenario: Scenario) -> Figures:
     long = sorted(call.ttft_s or 0.0 for call in served if call.request.prompt_tokens > LONG_TOKENS)
     tpots = sorted(call.tpot_s for call in served if call.tpot_s is not None)
     waits = sorted((call.dispatched_ps - call.arrived_ps) / S for call in served if call.dispatched_ps is not None)
-    figures = {
+    end_ps = max((call.arrived_ps for call in calls), default=0)
+    out = [call for call in calls if call.last_ps is not None and call.last_ps <= end_ps]
+    batch = [call for call in calls if call.class_ == "batch"]
+    of = max(1, len(interactive))
+    return {
         "requests": float(len(calls)),
-        "goodput": len(fine) / len(interactive),
-        "goodput_tokens": _tokens(fine) / _tokens(interactive),
-        "goodput_strict": sum(good(call, scenario, strict=True) for call in interactive) / len(interactive),
-        "ttft_met": sum((call.ttft_s or 0.0) <= call.limit_s for call in served) / len(interactive),
-        "tpot_met": sum(t <= scenario.slo_tpot_s for t in tpots) / len(interactive),
+        "goodput": len(fine) / of,
+        "goodput_tokens": _tokens(fine) / max(1, _tokens(interactive)),
+        "goodput_strict": sum(good(call, scenario, strict=True) for call in interactive) / of,
+        "ttft_met": sum((call.ttft_s or 0.0) <= call.limit_s for call in served) / of,
+        "tpot_met": sum(tpot_s <= scenario.slo_tpot_s for tpot_s in tpots) / of,
         "ttft_p50": quantile(ttfts, 0.5),
         "ttft_p90": quantile(ttfts, 0.9),
         "ttft_p99": quantile(ttfts, 0.99),
@@ -54,21 +75,64 @@ def summary(calls: Sequence[Call], scenario: Scenario) -> Figures:
         "tpot_p99": quantile(tpots, 0.99),
         "wait_p99": quantile(waits, 0.99),
         "hit_rate": sum(c.cached_tokens for c in served) / max(1, sum(c.request.prompt_tokens for c in served)),
-        "rejected": sum(bool(call.refused) for call in interactive) / len(interactive),
+        "rejected": sum(bool(call.refused) for call in interactive) / of,
         "wasted": _wasted(interactive, fine),
         "preemptions": float(sum(call.preemptions for call in calls)),
         "jain": jain(calls, scenario),
+        "served_tokens": float(_tokens(out)),
+        "batch_served": _tokens(call for call in out if call.class_ == "batch") / max(1, _tokens(batch)),
     }
-    figures |= _batch(calls)
-    return figures
 
 
-def by_tenant(calls: Iterable[Call], scenario: Scenario) -> dict[str, Figures]:
-    """The same for each tenant alone."""
-    groups: dict[str, list[Call]] = defaultdict(list)
+def recovery_s(calls: Sequence[Call], *, window_s: float = 30.0) -> float:
+    """Seconds from the end of a burst until TTFT is normal again: its median and 90th percentile over a window no
+    more than half as much again as in the five minutes before the burst. The burst is where arrivals are densest."""
+    calls = sorted(calls, key=lambda call: call.arrived_ps)
+    arrivals = [call.arrived_ps / S for call in calls]
+    begins_s = max(arrivals, key=lambda at_s: bisect_left(arrivals, at_s + BURST_S) - bisect_left(arrivals, at_s))
+
+    def ttfts(start_s: float, end_s: float) -> list[float]:
+        some = calls[bisect_left(arrivals, start_s) : bisect_left(arrivals, end_s)]
+        return sorted(inf if call.ttft_s is None else call.ttft_s for call in some)
+
+    normal = ttfts(begins_s - 300.0, begins_s)
+    after_s = begins_s + BURST_S
+    while after_s < arrivals[-1]:
+        now = ttfts(after_s, after_s + window_s)
+        if all(quantile(now, share) <= 1.5 * quantile(normal, share) for share in (0.5, 0.9)):
+            break
+        after_s += 5.0
+    return after_s - begins_s - BURST_S
+
+
+def service_gap(calls: Iterable[Call]) -> float:
+    """The largest difference in service between two tenants over any time in which both always had something
+    waiting (VTC's measure, Sheng et al., OSDI 2024): prompt tokens at dispatch, output tokens twice at the end."""
+    events: list[tuple[int, int, str, float]] = []  # time, arrivals less departures, tenant, service
     for call in calls:
-        groups[call.tenant].append(call)
-    return {tenant: summary(group, scenario) for tenant, group in sorted(groups.items())}
+        gone_ps = call.dispatched_ps if call.dispatched_ps is not None else call.arrived_ps
+        events.append((call.arrived_ps, 1, call.tenant, 0.0))
+        events.append((gone_ps, -1, call.tenant, 0.0 if call.refused else float(call.request.prompt_tokens)))
+        if call.last_ps is not None:
+            events.append((call.last_ps, 0, call.tenant, float(OUTPUT_WEIGHT * call.request.output_tokens)))
+    events.sort(key=lambda event: event[0])
+    waiting: dict[str, int] = defaultdict(int)
+    service: dict[str, float] = defaultdict(float)
+    ranges: dict[tuple[str, str], tuple[float, float]] = {}  # of the difference, of pairs that both wait now
+    worst = 0.0
+    for _, change, tenant, tokens in events:
+        waiting[tenant] += change
+        service[tenant] += tokens
+        for other in [name for name, number in waiting.items() if name != tenant]:
+            pair = (min(tenant, other), max(tenant, other))
+            if not (waiting[tenant] and waiting[other]):
+                ranges.pop(pair, None)
+                continue
+            difference = service[pair[0]] - service[pair[1]]
+            low, high = ranges.get(pair, (difference, difference))
+            ranges[pair] = low, high = min(low, difference), max(high, difference)
+            worst = max(worst, high - low)
+    return worst
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -104,25 +168,12 @@ def max_min(demands: Mapping[str, float], total: float) -> dict[str, float]:
     return fair
 
 
-def ttft_by_minute(calls: Iterable[Call], *, bin_s: float = 10.0) -> dict[int, float]:
-    """Median TTFT of the calls that arrived in each bin of `bin_s` seconds; refused ones count as infinite."""
-    bins: dict[int, list[float]] = defaultdict(list)
-    for call in calls:
-        bins[int(call.arrived_ps / S / bin_s)].append(float("inf") if call.ttft_s is None else call.ttft_s)
-    return {i: quantile(sorted(ttfts), 0.5) for i, ttfts in sorted(bins.items())}
-
-
 def mean_ci(values: Sequence[float]) -> tuple[float, float]:
     """Mean and the half width of its 95 % confidence interval (Student's t); 0 for a single value."""
     if len(values) < 2:
         return values[0], 0.0
     t = _T95[len(values) - 2] if len(values) - 2 < len(_T95) else 1.96
     return fmean(values), t * stdev(values) / sqrt(len(values))
-
-
-def pooled(runs: Sequence[Mapping[str, float]], combine: Callable[[Sequence[float]], float] = fmean) -> Figures:
-    """One figure per name over all runs."""
-    return {name: combine([run[name] for run in runs]) for name in runs[0]}
 
 
 def _tokens(calls: Iterable[Call]) -> int:
@@ -134,12 +185,3 @@ def _wasted(calls: Sequence[Call], fine: Sequence[Call]) -> float:
     total = sum(c.request.prompt_tokens - c.cached_tokens for c in calls if c.first_ps is not None)
     useful = sum(c.request.prompt_tokens - c.cached_tokens for c in fine)
     return 1.0 - useful / total if total else 0.0
-
-
-def _batch(calls: Sequence[Call]) -> Figures:
-    """Of the batch class: the share of its tokens that were out when the arrivals ended."""
-    batch = [call for call in calls if call.class_ == "batch"]
-    if not batch:
-        return {}
-    end_ps = max(call.arrived_ps for call in calls)
-    return {"batch_served": _tokens(c for c in batch if c.last_ps is not None and c.last_ps <= end_ps) / _tokens(batch)}

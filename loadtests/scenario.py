@@ -28,11 +28,12 @@ class Scenario:
     # Who sends.
     tenants: int = 0  # 0: the trace's own clients, if it has any, are one tenant; -1: each client is a tenant
     aggressor: float = 1.0  # times its share that the fourth tenant sends
-    only: str = ""  # simulate the arrivals of all, but submit those of this tenant alone
+    without: str = ""  # leave out the calls of this tenant or class, all others as if they were there
     salted: bool = False  # tenants share no cache
     batch: float = 0.0  # share of the requests in the batch class
     sessions: int = 32  # users at work at once (agentic)
-    burst: float = 1.0  # times the load for 60 s in the middle
+    burst: float = 1.0  # times the load for a minute in the middle
+    limit: int = 0  # only so many requests of the trace (0: all)
     # The pool.
     replicas: int = 8
     profile: str = "qwen3-32b-h100"

@@ -23,7 +23,7 @@ from loadtests import baselines
 from loadtests.fleet import Fleet
 from loadtests.gateways import ABLATIONS, scheduler
 from loadtests.profiles import PROFILES, S
-from loadtests.results import Figures, mean_ci, summary
+from loadtests.results import Figures, figures, mean_ci
 from loadtests.router import Router
 from loadtests.scenario import SHARES, Scenario
 from loadtests.simulation import Simulation
@@ -57,7 +57,7 @@ def simulate(scenario: Scenario, seed: int) -> list[Call]:
 
 def run(scenario: Scenario, seed: int) -> Figures:
     """The figures of one run."""
-    return summary(simulate(scenario, seed), scenario)
+    return figures(simulate(scenario, seed), scenario)
 
 
 def run_all(cells: Sequence[tuple[Scenario, int]], jobs: int) -> Iterator[tuple[Scenario, int, Figures]]:
@@ -67,8 +67,8 @@ def run_all(cells: Sequence[tuple[Scenario, int]], jobs: int) -> Iterator[tuple[
             yield scenario, seed, run(scenario, seed)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        for (scenario, seed), figures in zip(cells, pool.map(run, *zip(*cells, strict=True)), strict=True):
-            yield scenario, seed, figures
+        for (scenario, seed), found in zip(cells, pool.map(run, *zip(*cells, strict=True)), strict=True):
+            yield scenario, seed, found
 
 
 def seconds(text: str | float) -> float:
@@ -100,12 +100,18 @@ POLICIES = ["headrace", *baselines.names()]
 @click.option("--estimate-bias", type=POSITIVE, default=1.0, help="Factor of all token estimates.")
 @click.option("--index", type=click.Choice(["exact", "approximate"]), default="exact")
 @click.option("--non-streamed", type=SHARE, default=0.0, help="Share of requests.")
-@click.option("--tenants", type=click.IntRange(0, len(SHARES)), default=0, help="Of 50, 20, 15, 10 and 5 %.")
+@click.option(
+    "--tenants",
+    type=click.IntRange(-1, len(SHARES)),
+    default=0,
+    help="Of 50, 20, 15, 10, 5 %; -1: the trace's.",
+)
 @click.option("--aggressor", type=POSITIVE, default=1.0, help="Times its share that the fourth tenant sends.")
 @click.option("--salted", is_flag=True, help="Tenants share no cache.")
 @click.option("--batch", type=SHARE, default=0.0, help="Share of requests in the batch class.")
 @click.option("--sessions", type=click.IntRange(1), default=32, help="Users at work at once (agentic).")
 @click.option("--burst", type=click.FloatRange(1.0), default=1.0, help="Times the load, for 60 s in the middle.")
+@click.option("--limit", type=click.IntRange(0), default=0, help="Only so many requests of the trace; 0: all.")
 @click.option("--replicas", type=click.IntRange(1), default=8)
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="qwen3-32b-h100")
 @click.option("--kv-tokens", type=click.IntRange(1024), default=250_000, help="Of each replica.")
@@ -117,16 +123,16 @@ def main(seeds: int, first_seed: int, jobs: int, as_json: bool, ablate: str | No
     """Simulate a pool behind a policy on a public trace."""
     scenario = Scenario(ablate=ablate or "", **options)
     cells = [(scenario, first_seed + i) for i in range(seeds)]
-    figures: list[Figures] = []
+    found: list[Figures] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"{scenario.trace} x{scenario.load:g} {scenario.policy}", total=seeds)
         try:
-            for _, _, found in run_all(cells, jobs):
-                figures.append(found)
+            for _, _, one in run_all(cells, jobs):
+                found.append(one)
                 progress.advance(task)
         except ValueError as error:
             raise click.ClickException(str(error)) from error
-    spread = {name: mean_ci([run[name] for run in figures]) for name in figures[0]}
+    spread = {name: mean_ci([one[name] for one in found]) for name in found[0]}
     if as_json:
         means: dict[str, object] = {name: mean for name, (mean, _) in spread.items()}
         means["ci95"] = {name: half for name, (_, half) in spread.items()}

@@ -96,20 +96,20 @@ class OpenLoop:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
-        self._requests = load(scenario.trace, seed)
+        self._requests = load(scenario.trace, seed)[: scenario.limit or None]
         self.piece_tokens = self._requests[0].piece_tokens
         self._draws = _Draws(scenario, seed)
+        self.burst_s = self._requests[-1].at_s / scenario.load / 2
 
     def start(self) -> Iterator[Call]:
         """Calls in the order of arrival."""
-        rate = self.scenario.load
-        middle_s = self._requests[-1].at_s / rate / 2
+        rate, without = self.scenario.load, self.scenario.without
         for request in self._requests:
             at_s = request.at_s / rate
             if self.scenario.burst > 1.0:
-                at_s = _squeezed(at_s, middle_s, BURST_S, self.scenario.burst)
+                at_s = _squeezed(at_s, self.burst_s, BURST_S, self.scenario.burst)
             call = self._draws.call(request, at_s)
-            if not self.scenario.only or call.tenant == self.scenario.only:
+            if not without or without not in (call.tenant, call.class_):
                 yield call
 
     def after(self, call: Call, now_ps: int) -> Call | None:

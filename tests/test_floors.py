@@ -30,6 +30,7 @@ FLOORS = [
     ["gateway.proxy"],
     ["gateway.app"],
     [f"loadtests.{name}" for name in ["emulator", "simulate", "replay", "overhead", "decision"]],
+    ["loadtests.experiments"],
     ["loadtests.report"],
     ["gateway.cli"],
 ]
