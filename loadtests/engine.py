@@ -32,8 +32,7 @@ class Step:
     """What one step did, or `steps` decode-only steps on end of which only the last may finish a sequence.
 
     In every one of them `batch` sequences emitted one token each: all that are `Engine.decoding` after it, and all in
-    `finished`. Those in `first` emitted their first token, at `end_ps`. `context_tokens` is what the decoding ones
-    had computed before it.
+    `finished`. Those in `first` emitted their first token, at `end_ps`. `context_tokens`: of those that decoded.
     """
 
     steps: int
@@ -60,16 +59,15 @@ class Engine:
         self.pool = BlockPool((kv_tokens or profile.kv_tokens) // BLOCK_TOKENS)
         self.clock_ps = 0
         self.steps = 0
-        self.prompt_tokens = 0  # counters over the engine's life: of the prompts that were computed
-        self.generated_tokens = 0
-        self.prefix_queries = 0  # prompt tokens looked up, and those found
-        self.prefix_hits = 0
-        self.preemptions = 0
+        # Counters over the engine's life, in tokens but the last: of prompts computed, of answers, of prompts looked up
+        # in the cache and found there.
+        self.prompt_tokens = self.generated_tokens = self.prefix_queries = self.prefix_hits = self.preemptions = 0
         self._waiting: OrderedDict[Hashable, Sequence] = OrderedDict()
         self._running: dict[Hashable, Sequence] = {}  # in the order of admission
         self._batch = Batch()
         self._partial: Sequence | None = None
         self._blocked = False  # the head of the queue did not fit, and nothing was freed since
+        self._silent: int | None = None  # what `_decode_only` last said, until something changes
 
     def __repr__(self) -> str:
         return f"<Engine {self.profile.name} [{self.running} running, {self.waiting} waiting | {self.pool!r}]>"
@@ -123,6 +121,7 @@ class Engine:
         sequence.target = sequence.prompt_tokens
         if not self._waiting:
             self._blocked = False
+        self._silent = None
         self._waiting[sequence.id] = sequence
 
     def cancel(self, id: Hashable) -> bool:  # noqa: A002
@@ -132,6 +131,7 @@ class Engine:
         elif self._waiting.pop(id, None) is None:
             return False
         self._blocked = False
+        self._silent = None
         return True
 
     def step(self) -> Step:
@@ -176,20 +176,27 @@ class Engine:
         """When the step after the next so many will have ended; None if it may do more than decode."""
         return self.clock_ps + self._silent_ps(steps + 1) if steps < self._stretch() else None
 
-    def _silent_ps(self, steps: int) -> int:
-        return self.profile.decoding_ps(steps, len(self._batch), self._batch.context_tokens)
-
     def _stretch(self, until_ps: int | None = None) -> int:
         """Steps from here on that only decode: up to the first that finishes something, the last before `until_ps` or
         before memory ends; 0 if the next step may be of another kind."""
-        if self._partial or not len(self._batch) or (self._waiting and not self._blocked):
-            return 0
-        steps = self._batch.next_end() - self.steps
-        if self._batch.growth(self.steps, steps) > self.pool.available:
-            steps = min(steps, BLOCK_TOKENS * (self.pool.available // len(self._batch)))
+        if self._silent is None:
+            self._silent = self._decode_only()
+        steps = self._silent
         if until_ps is not None and self._silent_ps(max(steps - 1, 0)) >= until_ps - self.clock_ps:
             steps = self._silent_steps(until_ps - self.clock_ps - 1) + 1
         return steps
+
+    def _decode_only(self) -> int:
+        decodes = len(self._batch)
+        if self._partial or not decodes or (self._waiting and not self._blocked):
+            return 0
+        steps, room = self._batch.next_end() - self.steps, self.pool.available
+        if decodes * (steps // BLOCK_TOKENS + 1) > room and self._batch.growth(self.steps, steps) > room:
+            steps = min(steps, BLOCK_TOKENS * (room // decodes))
+        return steps
+
+    def _silent_ps(self, steps: int) -> int:
+        return self.profile.decoding_ps(steps, len(self._batch), self._batch.context_tokens)
 
     def _silent_steps(self, within_ps: int) -> int:
         return self.profile.decoding_steps(within_ps, len(self._batch), self._batch.context_tokens)
@@ -248,7 +255,7 @@ class Engine:
         return q
 
     def _end(self, steps: int, duration_ps: int, complete: list[Sequence], preempted: list[Sequence]) -> Step:
-        """Let the time of the steps pass: who began to decode, who finished. `complete`: prompts now computed."""
+        """Let the time of the steps pass. `complete`: prompts now computed."""
         start_ps, decodes, context = self.clock_ps, len(self._batch), self._batch.context_tokens
         self.clock_ps += duration_ps
         self.steps += steps
@@ -264,6 +271,7 @@ class Engine:
             else:
                 self._batch.join(sequence, self.steps)
         self._blocked = self._blocked and not finished
+        self._silent = None
         shown = tuple(first), tuple(finished), tuple(preempted)
         return Step(steps, start_ps, self.clock_ps, decodes + len(complete), context, *shown)
 

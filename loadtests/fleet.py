@@ -43,30 +43,21 @@ class Replica:
                 high = middle
         return low
 
-    def steps_by(self, now_ps: int) -> int:
-        """Engine steps that are over at that moment, which is not before the last one asked for. Simulates nothing."""
+    def look(self, now_ps: int) -> tuple[int, int | None]:
+        """Engine steps that are over at that moment, and when the next one will be: None while that depends on what is
+        still to be scheduled. The moment is not before the last one asked for. Nothing is simulated."""
         steps = self._steps
         while steps and steps[0].end_ps <= now_ps:
             self._ended += steps.popleft().steps
-        if steps:
-            return self._ended + self._over(steps[0], now_ps)
-        return self._ended + self.engine.silent_until(now_ps)
-
-    def next_end_ps(self, after_ps: int) -> int | None:
-        """The first end of a step after that moment; None while that depends on what is still to be scheduled."""
-        for step in self._steps:
-            if step.end_ps > after_ps:
-                if step.steps == 1:
-                    return step.end_ps
-                over = self._over(step, after_ps)
-                return step.start_ps + self.engine.profile.decoding_ps(over + 1, step.batch, step.context_tokens)
-        return self.engine.silent_end_ps(self.engine.silent_until(after_ps))
-
-    def _over(self, step: Step, now_ps: int) -> int:
-        """Steps of an unfinished stretch that are over."""
-        if step.steps == 1 or now_ps <= step.start_ps:
-            return 0
-        return self.engine.profile.decoding_steps(now_ps - step.start_ps, step.batch, step.context_tokens)
+        if not steps:
+            over = self.engine.silent_until(now_ps)
+            return self._ended + over, self.engine.silent_end_ps(over)
+        step = steps[0]
+        if step.steps == 1:
+            return self._ended, step.end_ps
+        profile, batch, context = self.engine.profile, step.batch, step.context_tokens
+        over = profile.decoding_steps(max(0, now_ps - step.start_ps), batch, context)
+        return self._ended + over, step.start_ps + profile.decoding_ps(over + 1, batch, context)
 
 
 class Fleet:

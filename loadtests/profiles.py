@@ -23,7 +23,8 @@ NS, US, MS, S = 10**3, 10**6, 10**9, 10**12
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Costs in picoseconds: per step, token, pair of tokens, cached token of a decode, step, sequence; KV capacity."""
+    """Costs in picoseconds: per step, token, pair of tokens (an even number: it is halved), cached token of a decode,
+    step, sequence; and the KV capacity in tokens."""
 
     name: str
     weights_ps: int
@@ -61,18 +62,21 @@ class Profile:
 
     def prefill_ps(self, tokens: int, chunk_tokens: int, cached_tokens: int = 0) -> int:
         """Computing a prompt alone on an idle engine, from the first token that is not cached to the first answer."""
-        total, at = 0, min(cached_tokens, tokens - 1)
-        while at < tokens:
-            q = min(chunk_tokens, tokens - at)
-            total += self.step_ps(0, 0, 1, q, q * (2 * at + q))
-            at += q
-        return total
+        at = min(cached_tokens, tokens - 1)
+        chunks, rest = divmod(tokens - at, chunk_tokens)
+        steps = chunks * max(self.weights_ps, self.token_ps * chunk_tokens)
+        if rest:
+            steps += max(self.weights_ps, self.token_ps * rest)
+            chunks += 1
+        # The sum of q (2c + q) over all chunks is tokens^2 - at^2.
+        attention = self.attention_ps * (tokens**2 - at**2) // 2
+        return steps + attention + chunks * (self.overhead_ps + self.sequence_ps)
 
 
 _PROFILES = (
     Profile("llama-3-8b-h100", 6 * MS, 21 * US, 1178, 49 * NS, 1153 * US, 430_000),
     Profile("llama-3-8b-a100", 9700 * US, 66400 * NS, 3734, 80 * NS, 1153 * US, 430_000),
-    Profile("llama-3-70b-h100", 14300 * US, 54 * US, 1473, 31 * NS, 2694 * US, 420_000),
+    Profile("llama-3-70b-h100", 14300 * US, 54 * US, 1474, 31 * NS, 2694 * US, 420_000),
     Profile("llama-3-70b-a100", 25 * MS, 157 * US, 4668, 51 * NS, 2694 * US, 420_000),
     Profile("qwen3-32b-h100", 12 * MS, 39 * US, 2356, 49 * NS, 0, 307_000, 0),
 )

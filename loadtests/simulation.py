@@ -244,7 +244,7 @@ class Simulation:
                 gateway = self.gateways[call.gateway]
                 gateway.router.first_token(call.id, now_ps / S)
                 gateway.streams.setdefault(replica.name, {})[call.id] = None
-                gateway.steps.setdefault(replica.name, replica.steps_by(now_ps - self._delay_ps))
+                gateway.steps.setdefault(replica.name, replica.look(now_ps - self._delay_ps)[0])
         for sequence in step.finished:
             self._leave(now_ps, self.calls[sequence.id], replica)
         for gateway in heard.values():
@@ -271,7 +271,7 @@ class Simulation:
         """Tell the router of all tokens that came until now. One call stands for all streams of a replica."""
         for name in (only,) if only else tuple(gateway.streams):
             if streams := gateway.streams.get(name):
-                steps = self.fleet.by_name[name].steps_by(now_ps - self._delay_ps)
+                steps, _ = self.fleet.by_name[name].look(now_ps - self._delay_ps)
                 if gained := steps - gateway.steps[name]:
                     gateway.steps[name] = steps
                     gateway.router.tokens(next(iter(streams)), gained * len(streams), now_ps / S)
@@ -279,19 +279,21 @@ class Simulation:
     def _tick_later(self, now_ps: int, gateway: Gateway, name: str) -> None:
         """While something waits, the router hears of every token as it comes, since one may open a backend."""
         if name not in gateway.ticking:
-            end_ps = self.fleet.by_name[name].next_end_ps(now_ps - self._delay_ps)
-            if end_ps is not None:
-                gateway.ticking.add(name)
-                self._at(end_ps + self._delay_ps, self._tick, (gateway, name))
+            self._tick_at(gateway, name, self.fleet.by_name[name].look(now_ps - self._delay_ps)[1])
+
+    def _tick_at(self, gateway: Gateway, name: str, end_ps: int | None) -> None:
+        if end_ps is not None:
+            gateway.ticking.add(name)
+            self._at(end_ps + self._delay_ps, self._tick, (gateway, name))
 
     def _tick(self, now_ps: int, argument: tuple[Gateway, str]) -> None:
         gateway, name = argument
         gateway.ticking.discard(name)
         if not gateway.waiting or not (streams := gateway.streams.get(name)):
             return
-        steps = self.fleet.by_name[name].steps_by(now_ps - self._delay_ps)
+        steps, end_ps = self.fleet.by_name[name].look(now_ps - self._delay_ps)
         gained, gateway.steps[name] = steps - gateway.steps[name], steps
         if gained and gateway.router.tokens(next(iter(streams)), gained * len(streams), now_ps / S):
             self._pump(now_ps, gateway)
-        else:
-            self._tick_later(now_ps, gateway, name)
+        elif name not in gateway.ticking:
+            self._tick_at(gateway, name, end_ps)

@@ -142,7 +142,7 @@ class Recorder:
 def test_a_router_is_told_late_and_never_the_length_of_an_answer() -> None:
     """First tokens and ends come after the delay; tokens add up to those after the first; estimates are off."""
     scenario = Scenario(replicas=1, signal_delay_s=0.05)
-    requests = [(3000, 40), (500, 1), (800, 700)]
+    requests = [(3000, 400), (500, 1), (800, 700)]
     calls = [Call(i, Request(0.0, p, o), i * S, 9.0, error=1.25) for i, (p, o) in enumerate(requests)]
     router = Recorder()
     done = Simulation(scenario, Fixed(calls), Fleet(scenario), [router]).run()
@@ -151,7 +151,7 @@ def test_a_router_is_told_late_and_never_the_length_of_an_answer() -> None:
         assert ("last", call.id, (call.last_ps + S // 20) / S) in router.told
     assert router.tokens_seen == sum(o - 1 for _, o in requests)
     assert [job.prompt_tokens for job in router.jobs] == [3750, 625, 1000]
-    assert [job.output_tokens for job in router.jobs] == [200, 40, 20]  # a prior, then means of what has ended
+    assert [job.output_tokens for job in router.jobs] == [200, 200, 1]  # a prior, then the mean of what has ended
 
 
 def test_calls_that_are_not_streamed_show_nothing_before_their_end() -> None:
