@@ -119,8 +119,7 @@ class Engine:
             raise ValueError(f"sequence {sequence.id!r} is longer than the KV memory")
         sequence.table = sequence.blocks(self.pool)
         sequence.target = sequence.prompt_tokens
-        if not self._waiting:
-            self._blocked = False
+        self._blocked = self._blocked and bool(self._waiting)
         self._silent = None
         self._waiting[sequence.id] = sequence
 
@@ -130,8 +129,7 @@ class Engine:
             self._release(sequence)
         elif self._waiting.pop(id, None) is None:
             return False
-        self._blocked = False
-        self._silent = None
+        self._blocked, self._silent = False, None
         return True
 
     def step(self) -> Step:
@@ -270,8 +268,7 @@ class Engine:
                 finished.append(self._release(sequence))
             else:
                 self._batch.join(sequence, self.steps)
-        self._blocked = self._blocked and not finished
-        self._silent = None
+        self._blocked, self._silent = self._blocked and not finished, None
         shown = tuple(first), tuple(finished), tuple(preempted)
         return Step(steps, start_ps, self.clock_ps, decodes + len(complete), context, *shown)
 

@@ -62,6 +62,7 @@ TWO: Settings = {**REALISM, "gateways": 2}
 RIVALS: Mapping[str, Settings] = {
     name: {"policy": name} for name in ("product", "min-ttft", "min-ttft-reject", "sticky-2s")
 }
+SMALL: Settings = {"replicas": 1, "profile": "llama-3-8b-a100", "kv_tokens": 16_000, "slo_ttft_s": 30.0}
 
 
 def _beside_rivals(**settings: Any) -> dict[str, Settings]:
@@ -169,7 +170,7 @@ EXPERIMENTS: Sequence[Experiment] = (
         {
             "interactive alone": {**REALISM, "batch": 0.4, "without": "batch"},
             "with batch": {**REALISM, "batch": 0.4},
-            "no classes": {**REALISM},
+            "no classes": REALISM,
         },
         {name: TEN[name] for name in ("conv 1.8", "conv 2.4", "synth 1.5", "azure 24")},
         ("goodput", "ttft_p99", "batch_served", "served_tokens"),
@@ -177,7 +178,7 @@ EXPERIMENTS: Sequence[Experiment] = (
     Experiment(
         "salts",
         "What keeping five tenants' caches apart costs",
-        {"shared cache": {**TENANTS}, "salted": {**TENANTS, "salted": True}},
+        {"shared cache": TENANTS, "salted": {**TENANTS, "salted": True}},
         {**CONVERSATION, **SYNTHETIC},
         ("goodput", "hit_rate"),
         seeds=(11, 12, 13),
@@ -198,18 +199,7 @@ EXPERIMENTS: Sequence[Experiment] = (
         "arena",
         "27 clients before one small replica: the largest service gap between two that both wait",
         {"headrace": {"ablate": ""}, "fcfs": {"policy": "fcfs"}, "vtc": {"policy": "vtc"}, "dlpm": {"policy": "dlpm"}},
-        {
-            f"arena {load:g}": {
-                "trace": "arena",
-                "load": load,
-                "tenants": -1,
-                "replicas": 1,
-                "profile": "llama-3-8b-a100",
-                "kv_tokens": 16_000,
-                "slo_ttft_s": 30.0,
-            }
-            for load in (2.0, 4.0, 8.0)
-        },
+        _points("arena", "arena", 2.0, 4.0, 8.0, tenants=-1, **SMALL),
         ("service_gap", "goodput", "jain"),
         note="VTC's bound is 2 max(w_p L, w_q M) = 64,000 for 16,000 KV tokens.",
     ),
@@ -280,7 +270,7 @@ FAIRNESS_CURVE = Experiment(
     seeds=(11, 12, 13),
     curve="load",
 )
-# A minute's worth of everything, to see that the machinery works; its figures mean nothing.
+# To see that the machinery works; its figures mean nothing.
 QUICK: Sequence[Experiment] = (
     Experiment(
         "quick",
