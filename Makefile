@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: demo test check fmt bench eval lock clean
+.PHONY: demo test check fmt bench bench-peers eval lock clean
 
 demo: $(STAMP)          ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -22,6 +22,9 @@ fmt: $(STAMP)
 
 bench: $(STAMP)         ## CPU per request and per chunk beside nginx and the peers that are installed
 	@$(BIN)/python -m loadtests.overhead
+
+bench-peers: $(STAMP)   ## install the peers, each into its own environment under .cache/peers
+	@$(BIN)/python -m loadtests.peers
 
 eval: $(STAMP)          ## simulate the evaluation (hours; goes on where it was) into loadtests/results/
 	@$(BIN)/python -m loadtests.report --jobs $${JOBS:-1}

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from gateway.http1 import Answer
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -91,7 +93,8 @@ class Phase(IntEnum):
 
 
 class UpstreamFailed(GatewayError):
-    """A backend's doing. `started` is False where the backend said that it did no work."""
+    """A backend's doing. `replayable`: another backend may be asked, as far as the failure goes. `answer` is what the
+    backend said, for the client to see if nothing better comes."""
 
     def __init__(
         self,
@@ -99,12 +102,14 @@ class UpstreamFailed(GatewayError):
         phase: Phase,
         *,
         refusal: Refusal = UPSTREAM_ERROR,
-        started: bool = True,
+        replayable: bool = True,
         retry_after: float | None = None,
+        answer: Answer | None = None,
     ) -> None:
         super().__init__(refusal, message, retry_after=retry_after)
         self.phase = phase
-        self.started = started
+        self.replayable = replayable
+        self.answer = answer
 
 
 class UpstreamTimeout(UpstreamFailed):
@@ -112,7 +117,8 @@ class UpstreamTimeout(UpstreamFailed):
 
     def __init__(self, clock: str, limit_s: float, phase: Phase) -> None:
         refusal = CONNECT_TIMEOUT if clock == "connect" else UPSTREAM_TIMEOUT
-        super().__init__(f"The model backend exceeded its {clock} limit of {limit_s:g} s.", phase, refusal=refusal)
+        message = f"The model backend exceeded its {clock} limit of {limit_s:g} s."
+        super().__init__(message, phase, refusal=refusal, replayable=clock == "connect")
         self.clock = clock
 
 

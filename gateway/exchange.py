@@ -3,11 +3,13 @@ reads it once, at the end."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from gateway.backend import Backend
+from gateway.catalog import Tenant
 from gateway.errors import ClientGone, GatewayError
 from policies.types import Job, Usage
 
@@ -30,58 +32,71 @@ class Endpoint:
 
     path: str
     dialect: Dialect = Dialect.OTHER
-    multipart: bool = False
     generates: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """Who pays. `models` are shell globs over model names."""
-
-    name: str
-    models: tuple[str, ...] = ("*",)
-    classes: tuple[str, ...] = ("interactive", "batch")
-    weight: float = 1.0
-    trust_group: str = ""
-    operator: bool = False
+    @property
+    def target(self) -> bytes:
+        """The path as a request line has it."""
+        return self.path.encode()
 
 
 @dataclass(slots=True)
 class Call:
-    """What was asked, ready to be sent: `body` is the client's bytes, spliced where an edit was needed."""
+    """What was asked, ready to be sent: `body` is the client's bytes, spliced where an edit was needed.
+
+    `model` is the client's word; `label` the configured name, or `other` where clients may use any. `target` is the
+    path and query, `headers` all that go to the backend but its own credential. `tier` is the client's `service_tier`,
+    `class_` the class that its header names. `strip_usage`: the gateway itself asked for the usage chunk.
+    """
 
     endpoint: Endpoint
     model: str
+    label: str
     pool: str
-    body: list[bytes]
-    length: int
+    body: list[bytes | memoryview]
     stream: bool = False
     strip_usage: bool = False
+    tier: str | None = None
+    class_: str = ""
     prompt_tokens: int = 0
     max_tokens: int | None = None
     target: bytes = b""
     headers: list[Header] = field(default_factory=list)
+    length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.length = sum(map(len, self.body))
 
 
 class Metered(Protocol):
-    """What a meter knows of an answer when it is over."""
+    """What a meter knows of an answer when it is over. Times are seconds on the gateway's monotonic clock."""
 
-    first_token_at: float | None
-    tokens: int
-    usage: Usage | None
-    gap_counts: list[int]
-    gap_sum: float
-
+    @property
+    def first_token_at(self) -> float | None: ...
+    @property
+    def bytes_in(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def usage(self) -> Usage | None: ...
+    @property
+    def gap_counts(self) -> list[int]: ...
+    @property
+    def gap_sum(self) -> float: ...
+    @property
+    def parse_errors(self) -> int: ...
     @property
     def complete(self) -> bool: ...
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One try on one backend. Times are seconds on the gateway's monotonic clock."""
+    """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
+    `on_first_token`: until then the backend is busy with the prompt."""
 
     backend: Backend
     dispatched_at: float
+    on_first_token: Callable[[float], None]
     connected_at: float = 0.0
     head_at: float = 0.0
     ended_at: float = 0.0
@@ -89,13 +104,13 @@ class Attempt:
     failure: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One request from accept to settle."""
 
     request_id: str
     received_at: float
-    endpoint: Endpoint | None = None
+    endpoint: Endpoint
     tenant: Tenant | None = None
     call: Call | None = None
     class_: str = "interactive"
@@ -105,16 +120,38 @@ class Exchange:
     status: int = 0
     outcome: str = ""
     upstream_request_id: str = ""
+    answer_headers: list[Header] = field(default_factory=list)
     bytes_in: int = 0
     bytes_out: int = 0
     ended_at: float = 0.0
 
     def identify(self, tenant: Tenant, call: Call) -> None:
-        """Who asks for what: known once the key and the body were read."""
+        """Who asks for what: known once the key and the body were read. Its class is the one asked for, by header or
+        by service tier, if the tenant may use it."""
         self.tenant = tenant
         self.call = call
+        asked = call.class_ or ("batch" if call.tier == "flex" else "interactive")
+        self.class_ = asked if asked in tenant.classes else tenant.classes[0]
+        self.answer_headers.append((b"x-headrace-class", self.class_.encode()))
 
-    def job(self, number: int, now: float) -> Job:
+    @property
+    def queue_wait_s(self) -> float:
+        """Time spent waiting for a backend, all attempts together."""
+        if not self.queued_at:
+            return 0.0
+        waited_since, waited_s = self.queued_at, 0.0
+        for attempt in self.attempts:
+            waited_s += attempt.dispatched_at - waited_since
+            waited_since = attempt.ended_at
+        return waited_s if self.attempts else self.ended_at - self.queued_at
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From accept to the first token; None where the answer was not a stream of tokens."""
+        first = self.meter.first_token_at if self.meter is not None else None
+        return None if first is None else first - self.received_at
+
+    def job(self, number: int) -> Job:
         """What the scheduler sees of this request; backends tried before are excluded."""
         assert self.tenant is not None and self.call is not None
         return Job(

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = [
-    ["policies.types", "policies.rules"],
-    [f"policies.{name}" for name in ["limits", "estimate", "prefix", "retry", "health"]],
-    ["policies.backend"],
-    [f"policies.{name}" for name in ["queues", "admission", "routing"]],
-    [f"policies.{name}" for name in ["pool", "waiting"]],
-    ["policies.scheduler"],
-    [f"loadtests.{name}" for name in ["kvcache", "profiles", "tracefile"]],
-    [f"loadtests.{name}" for name in ["batch", "scenario", "traces"]],
-    [f"loadtests.{name}" for name in ["engine", "workload"]],
-    [f"loadtests.{name}" for name in ["fleet", "results", "router"]],
-    [f"loadtests.{name}" for name in ["gateways", "immediate", "simulation"]],
-    ["loadtests.queued"],
-    ["loadtests.baselines"],
-    ["gateway.errors", "gateway.config", "gateway.backend", "gateway.http1", "gateway.envelope"],
-    ["gateway.exchange"],
-    ["gateway.wire", "gateway.sse", "gateway.telemetry", "gateway.connection", "gateway.reply"],
-    [f"gateway.{name}" for name in ["client", "auth", "quota", "dispatch", "upstream", "fleet"]],
-    ["gateway.proxy"],
-    ["gateway.app"],
-    [f"loadtests.{name}" for name in ["emulator", "simulate", "replay", "overhead", "decision"]],
-    ["loadtests.experiments"],
-    ["loadtests.report"],
-    ["gateway.cli"],
-]
+# One line a floor, the ground first.
+PLAN = """
+policies: types rules
+policies: limits estimate prefix retry health
+policies: backend
+policies: queues admission routing
+policies: pool waiting
+policies: scheduler
+gateway: units problem inflate envelope multipart frames usage
+gateway: secret section address yamlfile http1 link
+gateway: schema errors backend catalog
+gateway: consistency exchange
+gateway: config wire answers dialects reply
+gateway: reading turn
+gateway: sse auth upstream dispatch connection
+gateway: relay telemetry logs
+gateway: client assembly models admin
+gateway: proxy
+gateway: app
+gateway: serve
+loadtests: kvcache profiles tracefile
+loadtests: batch scenario traces
+loadtests: engine workload
+loadtests: fleet results router
+loadtests: gateways immediate simulation
+loadtests: queued
+loadtests: baselines
+loadtests: simulate
+loadtests: experiments
+loadtests: machine origin scoreboard prose httpd gauges
+loadtests: loadgen asks live
+loadtests: peers speech
+loadtests: phases dialects.shape
+loadtests: dialects.chat dialects.messages dialects.responses taps generation
+loadtests: faults oneshot
+loadtests: emulator replay report overhead
+loadtests: capacity decision
+gateway: cli
+"""
+FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
 PACKAGES = ("gateway", "policies", "loadtests")
 

@@ -1,0 +1,166 @@
+"""The wiring: which objects make a gateway, which path leads where, and how it starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from secrets import token_hex
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import answers, assembly
+from gateway.client import Buffers, Client
+from gateway.config import Config
+from gateway.dispatch import Dispatcher
+from gateway.errors import (
+    INTERNAL_ERROR,
+    METHOD_NOT_ALLOWED,
+    SHUTTING_DOWN,
+    UNKNOWN_URL,
+    GatewayError,
+    Refused,
+    Unavailable,
+)
+from gateway.exchange import Dialect, Exchange, Header
+from gateway.models import Models
+from gateway.proxy import proxy
+from gateway.telemetry import Telemetry
+from gateway.turn import Turn
+from gateway.upstream import Upstream
+from gateway.wire import ENDPOINTS
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
+EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
+
+logger = logging.getLogger("headrace")
+
+
+class Gateway:
+    """Everything that one process serves with. `async with gateway` runs what must run beside the requests."""
+
+    def __init__(self, settings: Config, log: Callable[[bytes], None]) -> None:
+        self.settings = settings
+        self.clock = time.monotonic
+        self.catalog = assembly.catalog(settings, int(time.time()))
+        self.keys = assembly.key_ring(settings, time.time)
+        self.dispatcher = Dispatcher(assembly.pools(settings, self.clock, Random()), self.clock)  # noqa: S311 (ties)
+        self.upstream = Upstream(self.clock)
+        self.telemetry = Telemetry(self.dispatcher, log, time.time)
+        self.buffers = Buffers(settings.server.max_buffered)
+        self.draining = False
+        self.active: set[Exchange] = set()
+        self.request_ids = (f"req_{prefix}{number:08x}" for prefix in [token_hex(8)] for number in count(1))
+        self.origins = frozenset(origin.encode() for origin in settings.server.cors)
+
+    def __repr__(self) -> str:
+        return f"<Gateway {len(self.active)} requests, {self.upstream!r}>"
+
+    async def __aenter__(self) -> Gateway:
+        await self.upstream.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.dispatcher.close()
+        await self.upstream.__aexit__(*exc)
+
+    def not_ready(self) -> str:
+        """Why no request should be sent here; empty when all is well."""
+        return "draining" if self.draining else ""
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is under way."""
+        while self.active:  # noqa: ASYNC110 (an event would cost every request a little, for one drain in a life)
+            await asyncio.sleep(0.02)
+
+    def stop_queueing(self) -> None:
+        """From now on no request is taken, and those that wait are refused. Running ones go on."""
+        self.draining = True
+        self.dispatcher.refuse_waiting(shutting_down())
+
+    def stop_running(self) -> None:
+        """The time is up: running answers end with an error frame."""
+        self.upstream.fail_all(shutting_down())
+
+    async def infer(self, turn: Turn) -> None:
+        """One request of the path: whatever happens to it, it is answered, settled and recorded once."""
+        x = Exchange(next(self.request_ids), self.clock(), turn.endpoint)
+        client = Client(turn, buffers=self.buffers, max_body=self.settings.server.max_body, clock=self.clock)
+        error: GatewayError | None = None
+        self.active.add(x)
+        try:
+            with client:
+                self._greet(client, x)
+                await proxy(self, client, x)
+        except GatewayError as refused:
+            error = refused
+        except Exception:
+            logger.exception("request %s failed", x.request_id)
+            error = GatewayError(INTERNAL_ERROR, "The gateway failed. The fault is logged under the request id.")
+        except asyncio.CancelledError:
+            error = shutting_down()
+            raise
+        finally:
+            if error is not None:
+                client.refuse(error, x)
+            x.end(self.clock(), error)
+            self.active.discard(x)
+            self.telemetry.record(x)
+
+    def _greet(self, client: Client, x: Exchange) -> None:
+        sent_id = client.headers.get(b"x-request-id")
+        if sent_id is not None and REQUEST_ID.fullmatch(sent_id):
+            x.request_id = sent_id.decode()
+        if self.origins and (origin := client.headers.get(b"origin")) in self.origins:
+            x.answer_headers += cors(origin)
+        if self.draining:
+            raise shutting_down()
+
+
+def shutting_down() -> Unavailable:
+    return Unavailable(SHUTTING_DOWN, "The gateway is shutting down.", retry_after=1.0)
+
+
+def cors(origin: bytes) -> list[Header]:
+    """What a page of an allowed origin must see to read an answer; errors carry it too."""
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", EXPOSED),
+        (b"vary", b"origin"),
+    ]
+
+
+def unknown(request: Request) -> Refused:
+    """A path that leads nowhere, or a method that it does not take."""
+    path = request.url.path
+    if path in ENDPOINTS:
+        return Refused(METHOD_NOT_ALLOWED, f"{path} takes POST, not {request.method}.")
+    return Refused(UNKNOWN_URL, f"Unknown request URL: {request.method} {path}.")
+
+
+def api(gateway: Gateway) -> Any:
+    """The ASGI application for everything that is not inference: models, and telling what is not there."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        known = error if isinstance(error, GatewayError) else unknown(request)
+        request_id = next(gateway.request_ids)
+        status, headers, body = answers.refusal(known, Dialect.OTHER, request_id)
+        headers.append((b"x-request-id", request_id.encode()))
+        return Response(body, status, {name.decode(): value.decode() for name, value in headers})
+
+    rest: Any = Starlette(
+        routes=Models(gateway.catalog, gateway.keys, gateway.request_ids).routes(),
+        exception_handlers={404: refused, 405: refused, GatewayError: refused},
+    )
+    if gateway.origins:
+        rest = CORSMiddleware(rest, gateway.settings.server.cors, allow_methods=["*"], allow_headers=["*"])
+
+    return rest

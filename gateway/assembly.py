@@ -1,0 +1,81 @@
+"""From the configuration to the objects that serve it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Mapping
+from random import Random
+from urllib.parse import urlsplit
+
+from gateway import schema
+from gateway.auth import Key, KeyRing
+from gateway.backend import Backend, Timeouts
+from gateway.catalog import Catalog, Model, Tenant
+from gateway.dispatch import Pool
+from gateway.reply import Clock
+from policies.retry import RetryBudget
+from policies.scheduler import Scheduler
+from policies.types import BackendView, ClassPolicy
+
+ANONYMOUS = "anonymous"
+
+
+def catalog(settings: schema.Config, created: int) -> Catalog:
+    """All models, with how their pools' engines are to be spoken to."""
+    return Catalog(
+        (Model(name, model.pool, model.upstream_name, tuple(model.aliases)) for name, model in settings.models.items()),
+        created,
+    )
+
+
+def key_ring(settings: schema.Config, wall_clock: Clock) -> KeyRing:
+    """The keys of all tenants; the configuration guarantees that there is an anonymous one on loopback only."""
+    if not settings.tenants:
+        return KeyRing([], Tenant(ANONYMOUS, classes=tuple(settings.classes)), wall_clock)
+    return KeyRing(_keys(settings.tenants), None, wall_clock)
+
+
+def _keys(tenants: Mapping[str, schema.Tenant]) -> Iterable[Key]:
+    for name, told in tenants.items():
+        tenant = Tenant(
+            name, tuple(told.models), tuple(told.classes), told.weight, told.trust_group or name, told.operator
+        )
+        for number, key in enumerate(told.keys, 1):
+            expires = key.expires.timestamp() if key.expires else None
+            yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
+
+
+def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
+    """Every pool with its backends, all taken to be open."""
+    classes = [
+        ClassPolicy(
+            name,
+            told.max_queued,
+            told.max_queued_tokens,
+            max_wait_s=told.max_wait,
+            ceiling=told.ceiling,
+        )
+        for name, told in settings.classes.items()
+    ]
+    for name, told in settings.pools.items():
+        scheduler = Scheduler(rng, routing=told.routing, classes=classes)
+        views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
+        scheduler.observe(views, clock())
+        retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
+        yield Pool(name, [_backend(name, each.url, told) for each in told.backends], scheduler, retries, clock)
+
+
+def _backend(pool: str, url: str, told: schema.Pool) -> Backend:
+    parts = urlsplit(url)
+    clocks = told.timeouts
+    return Backend(
+        name=url,
+        pool=pool,
+        host=parts.hostname or "",
+        port=parts.port or (443 if parts.scheme == "https" else 80),
+        host_header=parts.netloc.encode(),
+        prefix=parts.path.rstrip("/").encode(),
+        tls=ssl.create_default_context() if parts.scheme == "https" else None,
+        authorization=b"Bearer " + told.api_key.reveal().encode() if told.api_key else None,
+        timeouts=Timeouts(clocks.connect, clocks.headers, clocks.first_token, clocks.idle, clocks.total),
+    )

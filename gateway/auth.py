@@ -1,0 +1,65 @@
+"""Who is asking: API keys, known only by their SHA-256."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from gateway.catalog import Tenant
+from gateway.errors import INVALID_API_KEY, Refused
+from gateway.exchange import Header
+
+PREFIX = "hr-"  # lets secret scanners recognise a leaked key
+CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
+REFUSED = "Incorrect API key provided."  # one text for missing, malformed, unknown and expired keys
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A tenant's key: `digest` is the SHA-256 of the key as sent; `expires` in seconds since the epoch."""
+
+    id: str
+    digest: bytes
+    tenant: Tenant
+    expires: float | None = None
+
+
+class KeyRing:
+    """All keys. With none at all everybody is the `anonymous` tenant; the configuration allows that on loopback."""
+
+    def __init__(self, keys: Iterable[Key], anonymous: Tenant | None, wall_clock: Callable[[], float]) -> None:
+        self._keys = {key.digest: key for key in keys}
+        self._anonymous = anonymous
+        self._wall_clock = wall_clock
+
+    def identify(self, headers: Sequence[Header]) -> Tenant:
+        """Raises Refused unless exactly one valid key was sent, be it in several headers."""
+        if self._anonymous is not None:
+            return self._anonymous
+        sent = {_credential(name, value) for name, value in headers if name in CREDENTIALS}
+        if len(sent) == 1 and (credential := sent.pop()):
+            # The table is searched by digest: how long that takes says nothing about any key.
+            digest = sha256(credential).digest()
+            key = self._keys.get(digest)
+            if key is not None and hmac.compare_digest(key.digest, digest) and not self._expired(key):
+                return key.tenant
+        raise Refused(INVALID_API_KEY, REFUSED)
+
+    def _expired(self, key: Key) -> bool:
+        return key.expires is not None and self._wall_clock() >= key.expires
+
+
+def _credential(name: bytes, value: bytes) -> bytes:
+    if name != b"authorization":
+        return value
+    scheme, _, credential = value.partition(b" ")
+    return credential.strip() if scheme.lower() == b"bearer" else b""
+
+
+def new_key() -> tuple[str, str]:
+    """A fresh key of 256 bits, to be shown once, and the digest that the configuration holds."""
+    key = PREFIX + secrets.token_urlsafe(32)
+    return key, sha256(key.encode()).hexdigest()

@@ -1,0 +1,73 @@
+"""Who may use what: tenants, models and their aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who pays. `models` are shell globs over the names of models; `classes` the service classes it may use,
+    the first being its default."""
+
+    name: str
+    models: tuple[str, ...] = (ANY,)
+    classes: tuple[str, ...] = ("interactive", "batch")
+    weight: float = 1.0
+    trust_group: str = ""
+    operator: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A name that clients use. `upstream_name` is what the backends call it; None forwards the client's word.
+    `counts_usage`: whether the backends understand `stream_options.include_usage`."""
+
+    name: str
+    pool: str
+    upstream_name: str | None = None
+    aliases: tuple[str, ...] = ()
+    counts_usage: bool = True
+
+    @property
+    def label(self) -> str:
+        """The value of the metrics' `model` label: never a word of the caller's."""
+        return "other" if self.name == ANY else self.name
+
+
+class Catalog:
+    """All models, looked up by name or alias as one tenant sees them."""
+
+    def __init__(self, models: Iterable[Model], created: int) -> None:
+        self._models = {model.name: model for model in models}
+        self._any = self._models.pop(ANY, None)
+        self._names = {alias: model for model in self._models.values() for alias in model.aliases} | self._models
+        self.created = created
+
+    def find(self, tenant: Tenant, name: str) -> Model | None:
+        """None both for a model that does not exist and for one that the tenant may not see."""
+        model = self._names.get(name, self._any)
+        if model is None:
+            return None
+        if ANY in tenant.models or any(fnmatchcase(model.name, glob) for glob in tenant.models):
+            return model
+        if model is self._any or name in model.aliases:
+            return model if any(fnmatchcase(name, glob) for glob in tenant.models) else None
+        return None
+
+    def default(self, tenant: Tenant) -> Model | None:
+        """The one model there is, for endpoints whose requests need not name any."""
+        models = {model.name: model for name in self._names if (model := self.find(tenant, name))}
+        if not models and self._any is not None:
+            return self.find(tenant, ANY)
+        return next(iter(models.values())) if len(models) == 1 else None
+
+    def visible(self, tenant: Tenant) -> list[str]:
+        """Every name and alias that the tenant may use, in the order of the configuration."""
+        return [
+            name for model in self._models.values() for name in (model.name, *model.aliases) if self.find(tenant, name)
+        ]

@@ -1,0 +1,206 @@
+"""The client of one request: its head and body coming in, its leaving, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway import answers
+from gateway.errors import (
+    BUFFERS_FULL,
+    REQUEST_TIMEOUT,
+    REQUEST_TOO_LARGE,
+    UNSUPPORTED_ENCODING,
+    ClientGone,
+    GatewayError,
+    Refused,
+    Unavailable,
+    UpstreamFailed,
+)
+from gateway.exchange import Call, Exchange
+from gateway.http1 import HOP_BY_HOP, Answer, nominated
+from gateway.relay import Relay, send
+from gateway.reply import Clock, Reply
+from gateway.turn import Turn
+
+BODY_STALL_S = 30.0  # how long an upload may pause
+
+# Framing, credentials, and what addresses the gateway itself or steers other routers: none of it reaches a backend.
+NOT_FORWARDED = HOP_BY_HOP | frozenset(
+    (
+        b"accept-encoding",
+        b"api-key",
+        b"authorization",
+        b"content-length",
+        b"cookie",
+        b"endpoint-load-metrics-format",
+        b"expect",
+        b"forwarded",
+        b"host",
+        b"x-api-key",
+        b"x-custom-labels",
+        b"x-data-parallel-rank",
+        b"x-goog-api-key",
+        b"x-real-ip",
+        b"x-request-id",
+    )
+)
+NOT_FORWARDED_PREFIXES = (
+    b"x-headrace-",
+    b"x-stainless-",
+    b"x-forwarded-",
+    b"x-gateway-",
+    b"x-envoy-",
+    b"x-llm-d-",
+    b"x-smg-",
+)
+SECRET_PARAMETERS = (b"key=", b"api_key=", b"api-key=", b"access_token=", b"token=")
+
+
+class Buffers:
+    """The sum of all request bodies in memory against one budget: large requests must not add up to a crash."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.used = 0
+
+    def __repr__(self) -> str:
+        return f"<Buffers {self.used}/{self.budget} bytes>"
+
+    def take(self, count: int) -> None:
+        """Raises Unavailable where the budget would be passed."""
+        if self.used + count > self.budget:
+            message = "The gateway holds as much request data as it may at a time."
+            raise Unavailable(BUFFERS_FULL, message, retry_after=1.0)
+        self.used += count
+
+    def give(self, count: int) -> None:
+        self.used -= count
+
+
+class Client:
+    """`with client` holds what its body takes of the buffers."""
+
+    def __init__(self, turn: Turn, *, buffers: Buffers, max_body: int, clock: Clock) -> None:
+        self.raw_headers = turn.headers
+        self.headers = dict(turn.headers)
+        self._turn = turn
+        self._buffers = buffers
+        self._max_body = max_body
+        self._clock = clock
+        self._held = 0
+
+    @property
+    def content_type(self) -> bytes:
+        """As sent; empty where the client names none."""
+        return self.headers.get(b"content-type", b"")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._buffers.give(self._held)
+        self._held = 0
+
+    async def body(self) -> bytes:
+        """The whole body. Raises Refused before reading what is declared too large or encoded, and at the byte that
+        crosses the limit otherwise; Unavailable where the buffers are full; ClientGone."""
+        headers = self.headers
+        if b"content-encoding" in headers and headers[b"content-encoding"].strip().lower() != b"identity":
+            raise Refused(UNSUPPORTED_ENCODING, "Compressed request bodies are not accepted: send it as it is.")
+        declared = headers.get(b"content-length", b"0")
+        self._admit(int(declared) if declared.isdigit() else 0)
+        body = self._turn.whole()
+        if body is None:
+            body = await self._read()
+        else:
+            self._hold(len(body))
+        return body
+
+    async def _read(self) -> bytes:
+        body = bytearray()
+        try:
+            while True:
+                async with asyncio.timeout(BODY_STALL_S):
+                    piece = await self._turn.piece()
+                if self._turn.gone:
+                    raise ClientGone
+                if not piece:
+                    return bytes(body)
+                body += piece
+                self._hold(len(body))
+        except TimeoutError:
+            raise Refused(REQUEST_TIMEOUT, f"The body paused for more than {BODY_STALL_S:g} s.") from None
+
+    def _admit(self, size: int) -> None:
+        if size > self._max_body:
+            raise Refused(REQUEST_TOO_LARGE, f"The body has {size} bytes or more; the limit is {self._max_body}.")
+
+    def _hold(self, size: int) -> None:
+        self._admit(size)
+        self._buffers.take(size - self._held)
+        self._held = size
+
+    def address(self, call: Call, request_id: str) -> Call:
+        """The call with its path, query and headers for the backend, whose credential is not the client's to give."""
+        named = nominated(self.raw_headers) if b"connection" in self.headers else ()
+        call.headers = [
+            header
+            for header in self.raw_headers
+            if header[0] not in NOT_FORWARDED
+            and header[0] not in named
+            and not (header[0][:2] == b"x-" and header[0].startswith(NOT_FORWARDED_PREFIXES))
+        ]
+        call.headers += [(b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
+        call.target = self._target() if self._turn.query else self._turn.endpoint.target
+        call.class_ = self.headers.get(b"x-headrace-class", b"").decode("latin-1")
+        return call
+
+    def _target(self) -> bytes:
+        """Path and query for the backend, as sent but for keys that some clients put there."""
+        path = self._turn.endpoint.path.encode()
+        kept = [item for item in self._turn.query.split(b"&") if not item.lower().startswith(SECRET_PARAMETERS)]
+        return b"%b?%b" % (path, b"&".join(kept)) if kept and kept != [b""] else path
+
+    def present(self) -> Presence:
+        """`with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
+        return Presence(self._turn)
+
+    async def relay(self, reply: Reply, exchange: Exchange) -> None:
+        """The backend's answer goes to the client. Raises UpstreamFailed; in phase STREAMING it has been told."""
+        await Relay(reply, self._turn, exchange, self._clock).run()
+
+    def refuse(self, error: GatewayError, exchange: Exchange) -> None:
+        """Tell the client why there is no answer, unless there is one already."""
+        if exchange.status or isinstance(error, ClientGone):
+            return
+        answer = error.answer if isinstance(error, UpstreamFailed) else None
+        if answer is None:
+            answer = Answer(*answers.refusal(error, exchange.endpoint.dialect, exchange.request_id))
+        send(answer, self._turn, exchange)
+
+
+class Presence:
+    """Cancels its block when the client leaves. The cancellation is its own only if nobody else asked for one."""
+
+    __slots__ = ("_cancelled", "_task", "_turn")
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._task = turn.task
+        self._cancelled = False
+
+    def __enter__(self) -> None:
+        if self._turn.gone:
+            raise ClientGone
+        self._turn.on_gone = self._leave
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        self._turn.on_gone = None
+        alone = self._cancelled and self._task is not None and self._task.uncancel() == 0
+        if alone and isinstance(exc, asyncio.CancelledError | None):
+            raise ClientGone from exc
+
+    def _leave(self) -> None:
+        if self._task is not None:
+            self._cancelled = True
+            self._task.cancel()

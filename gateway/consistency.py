@@ -1,0 +1,196 @@
+"""What only several keys together can get wrong. Each rule yields its findings: where, and what is wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+
+from gateway.problem import Loc, dotted, shown, suggestion
+from gateway.schema import ANY_MODEL, Config, Tenant, matches
+
+Finding = tuple[Loc, str]
+Rule = Callable[[Config], Iterator[Finding]]
+
+
+def inconsistencies(config: Config, unread: Set[Loc] = frozenset()) -> Iterator[Finding]:
+    """All findings, but none that could be owed to the parts in `unread`, which stand at their defaults."""
+    if any(len(loc) == 1 for loc in unread):
+        return  # a whole section: nearly everything that names something in it would be a finding
+    torn = {str(loc[0]) for loc in unread}
+    for sections, rule in _RULES:
+        if torn.isdisjoint(sections):
+            yield from (found for found in rule(config) if not any(_related(found[0], loc) for loc in unread))
+
+
+def _related(one: Loc, other: Loc) -> bool:
+    return one[: len(other)] == other or other[: len(one)] == one
+
+
+def _required(config: Config) -> Iterator[Finding]:
+    if not config.pools:
+        yield ("pools",), "is required: name at least one pool with its backends"
+    if not config.models:
+        yield ("models",), f"is required: name at least one model ({shown(ANY_MODEL)} stands for any)"
+
+
+def _pool_of_each_model(config: Config) -> Iterator[Finding]:
+    for name, model in config.models.items():
+        loc = ("models", name, "pool")
+        if not model.pool and config.pools:
+            yield loc, "is required, as there are several pools" + suggestion("", config.pools, "pools")
+        elif model.pool and model.pool not in config.pools:
+            yield loc, f"there is no pool {shown(model.pool)}" + suggestion(model.pool, config.pools, "pools")
+
+
+def _aliases(config: Config) -> Iterator[Finding]:
+    owners: dict[str, str] = {}
+    for name, model in config.models.items():
+        for index, alias in enumerate(model.aliases):
+            loc = ("models", name, "aliases", index)
+            if alias in config.models:
+                fix = "remove the alias" if alias == name else "remove the alias or rename the model"
+                yield loc, f"is the name of a model: {fix}"
+            elif alias in owners:
+                yield loc, f"is an alias of {shown(owners[alias])} already: an alias belongs to one model"
+            owners.setdefault(alias, name)
+        if name == ANY_MODEL and (model.aliases or model.upstream_name):
+            yield ("models", name), "stands for any name, so it has neither aliases nor an upstream_name"
+
+
+def _backends(config: Config) -> Iterator[Finding]:
+    for name, pool in config.pools.items():
+        if bool(pool.backends) == bool(pool.discovery):
+            yield ("pools", name), "needs either backends (such as [{url: http://10.0.0.11:8000}]) or discovery"
+        if pool.discovery and bool(pool.discovery.dns) == bool(pool.discovery.kubernetes):
+            yield ("pools", name, "discovery"), "needs either dns (such as vllm.models.svc:8000) or kubernetes"
+        first: dict[str, int] = {}
+        for index, backend in enumerate(pool.backends):
+            if first.setdefault(backend.url, index) != index:
+                loc = ("pools", name, "backends", index, "url")
+                yield loc, f"is the same backend as backends[{first[backend.url]}]: keep one"
+
+
+def _clocks(config: Config) -> Iterator[Finding]:
+    # Only what is contradictory as written: a short `total` beside the other clocks' defaults is legal.
+    for name, pool in config.pools.items():
+        clocks = pool.timeouts
+        if {"connect", "total"} <= clocks.model_fields_set and clocks.connect >= clocks.total:
+            yield ("pools", name, "timeouts", "connect"), "must be shorter than total"
+
+
+def _keys(config: Config) -> Iterator[Finding]:
+    owners: dict[str, Loc] = {}
+    for name, tenant in config.tenants.items():
+        ids: dict[str, int] = {}
+        for index, key in enumerate(tenant.keys):
+            loc = ("tenants", name, "keys", index)
+            if (owner := owners.setdefault(key.sha256, loc)) != loc:
+                yield (*loc, "sha256"), f"is the same key as {dotted(owner)}: a key belongs to one tenant, once"
+            if key.id is not None and ids.setdefault(key.id, index) != index:
+                yield (*loc, "id"), f"is also the id of keys[{ids[key.id]}]: ids are unique in a tenant"
+
+
+def _classes(config: Config) -> Iterator[Finding]:
+    for name, tenant in config.tenants.items():
+        for index, label in enumerate(tenant.classes):
+            if label not in config.classes:
+                loc = ("tenants", name, "classes", index)
+                yield loc, f"there is no class {shown(label)}" + suggestion(label, config.classes, "classes")
+
+
+def _models_of_each_tenant(config: Config) -> Iterator[Finding]:
+    names = [*config.models, *(alias for model in config.models.values() for alias in model.aliases)]
+    for tenant_name, tenant in config.tenants.items():
+        for index, glob in enumerate(tenant.models):
+            if ANY_MODEL not in config.models and not any(matches(glob, known) for known in names):
+                unmatched = f"matches no model: {shown(glob)}" + suggestion(glob, names, "models")
+                yield ("tenants", tenant_name, "models", index), unmatched
+        for name in tenant.limits.models:
+            if name not in config.models:
+                unknown = "there is no such model (aliases share its limits)" + suggestion(
+                    name, config.models, "models"
+                )
+                yield ("tenants", tenant_name, "limits", "models", name), unknown
+
+
+def _pools_of(config: Config, tenant: Tenant) -> dict[str, None]:
+    """The pools whose models the tenant may use, in the order of the file."""
+    known = {*config.models, *(alias for model in config.models.values() for alias in model.aliases)}
+    reaches_any = any(glob not in known or "*" in glob or "?" in glob for glob in tenant.models)
+    pools: dict[str, None] = {}
+    for name, model in config.models.items():
+        if model.pool in config.pools and (reaches_any if name == ANY_MODEL else tenant.allows(name, *model.aliases)):
+            pools[model.pool] = None
+    return pools
+
+
+def _residency(config: Config) -> Iterator[Finding]:
+    for name, tenant in config.tenants.items():
+        pools = [config.pools[pool] for pool in _pools_of(config, tenant)]
+        regions = {backend.region for pool in pools for backend in pool.backends if backend.region is not None}
+        for index, region in enumerate(tenant.residency):
+            if region not in regions and not any(pool.discovery for pool in pools):
+                loc = ("tenants", name, "residency", index)
+                missing = f"no backend that the tenant may use is in region {shown(region)}"
+                yield loc, missing + suggestion(region, regions, "regions")
+
+
+def _trust_groups(config: Config) -> Iterator[Finding]:
+    for name, tenant in config.tenants.items():
+        other = config.tenants.get(tenant.trust_group or "")
+        if other and tenant.trust_group != name and other.trust_group is None:
+            message = "is the name of a tenant that is in no group: name the group there too, or choose another name"
+            yield ("tenants", name, "trust_group"), message
+
+
+def _shared_pools(config: Config) -> Iterator[Finding]:
+    users: dict[str, list[str]] = {}
+    for name, tenant in config.tenants.items():
+        for pool in _pools_of(config, tenant):
+            users.setdefault(pool, []).append(name)
+    for pool, names in users.items():
+        if len(names) > 1 and config.security.secret is None:
+            who = f"tenants {shown(names[0])} and {shown(names[1])} share the pool {shown(pool)}"
+            yield ("security", "secret"), f"is required, as {who}: write secret: env:HEADRACE_SECRET"
+            break
+    for pool, names in users.items():
+        if not config.pools[pool].isolates:
+            yield from _mixed(config, pool, names)
+
+
+def _mixed(config: Config, pool: str, names: list[str]) -> Iterator[Finding]:
+    """The tenants that require isolation on a pool that has none and also serves another trust group."""
+    groups: dict[str, str] = {}
+    for name in names:
+        groups.setdefault(config.tenants[name].trust_group or name, name)
+    for name in names:
+        own = config.tenants[name].trust_group or name
+        neighbour = next((first for group, first in groups.items() if group != own), None)
+        if config.tenants[name].isolation and neighbour:
+            what = f"the pool {shown(pool)} cannot keep it apart from {shown(neighbour)}"
+            yield ("tenants", name, "isolation"), f"{what}: give the tenant models of a pool of its own"
+
+
+def _listeners(config: Config) -> Iterator[Finding]:
+    server = config.server
+    if server.listen.clashes(server.admin):
+        yield ("server", "admin"), f"cannot share its port with listen ({server.listen}): choose another port"
+    if not config.tenants and not server.listen.loopback:
+        fix = "add tenants with keys, or listen on 127.0.0.1"
+        yield ("server", "listen"), f"without tenants everybody who reaches {server.listen} could use the models: {fix}"
+
+
+# Beside each rule the sections that must have been read whole for its findings to be true.
+_RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
+    ((), _required),
+    ((), _pool_of_each_model),
+    ((), _aliases),
+    ((), _backends),
+    ((), _clocks),
+    ((), _keys),
+    ((), _classes),
+    (("models",), _models_of_each_tenant),
+    (("pools", "models", "tenants"), _residency),
+    (("tenants",), _trust_groups),
+    (("pools", "models", "tenants", "security"), _shared_pools),
+    (("server",), _listeners),
+)

@@ -1,0 +1,44 @@
+"""The path of every inference request, from its first header to its last byte. One screen, read from top to bottom."""
+
+from __future__ import annotations
+
+from asyncio import sleep
+from typing import Protocol
+
+from gateway import wire
+from gateway.auth import KeyRing
+from gateway.catalog import Catalog
+from gateway.client import Client
+from gateway.dispatch import Dispatcher
+from gateway.errors import UpstreamFailed
+from gateway.exchange import Exchange
+from gateway.upstream import Upstream
+
+
+class Gateway(Protocol):
+    """What the path needs."""
+
+    keys: KeyRing
+    catalog: Catalog
+    dispatcher: Dispatcher
+    upstream: Upstream
+
+
+async def proxy(gw: Gateway, client: Client, x: Exchange) -> None:
+    """Raises GatewayError; what an error means for the client is `client.refuse`'s to say."""
+    tenant = gw.keys.identify(client.raw_headers)  # 401
+    call = wire.parse(x.endpoint, client.content_type, await client.body(), gw.catalog, tenant)  # 400 404 413
+    x.identify(tenant, client.address(call, x.request_id))
+    with client.present():
+        while True:
+            try:
+                async with (
+                    gw.dispatcher.slot(x) as attempt,  # 503           | leave
+                    gw.upstream.open(attempt, call) as reply,  # 502 504       | close
+                ):
+                    return await client.relay(reply, x)  # error frame
+            except UpstreamFailed as failure:
+                pause = gw.dispatcher.retry_pause(failure, x)
+                if pause is None:
+                    raise
+            await sleep(pause)

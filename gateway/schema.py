@@ -1,0 +1,283 @@
+"""The configuration file as frozen types: every key, its default and its meaning.
+
+The tables of docs/configuration.md are made from here. What only several keys together can get wrong is in
+consistency.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import model_validator
+
+from gateway.address import Address, BackendUrl, DnsName, Listener, Origin
+from gateway.secret import CollectorUrl, PemFile, Secret, SecretText, StoreUrl
+from gateway.section import HttpPath, KeyHash, Name, Names, Port, Section, if_empty, option
+from gateway.units import Bytes, Count, Flag, Instant, Number, Seconds, Share
+
+ANY_MODEL = "*"
+"""The model that stands for every name that no other model has; such names are forwarded as they are."""
+
+# The two classes that always exist, most urgent first. Tokens: what a pool of some 8 GPUs prefills in `max_wait`.
+_CLASSES: dict[str, dict[str, object]] = {
+    "interactive": {"max_queued": 256, "max_queued_tokens": 2_000_000, "max_wait": 10.0, "ceiling": 1.0},
+    "batch": {"max_queued": 4096, "max_queued_tokens": 32_000_000, "max_wait": 900.0, "ceiling": 0.7},
+}
+
+
+def matches(glob: str, name: str) -> bool:
+    """Whether a pattern of a tenant's `models` means this name; a name with `[` or `*` in it means itself, too."""
+    return name == glob or fnmatchcase(name, glob)
+
+
+def _with(defaults: Mapping[str, object], values: Any) -> Any:
+    return {**defaults, **(values or {})} if isinstance(values or {}, dict) else values
+
+
+class Tls(Section):
+    """The certificate of the API."""
+
+    cert: PemFile = option(..., "certificate chain, a PEM file")
+    key: PemFile = option(..., "its private key, a PEM file")
+
+
+class Server(Section):
+    """The two listeners and what they accept."""
+
+    listen: Listener = option(Address("127.0.0.1", 8080), "the API")
+    admin: Listener = option(Address("127.0.0.1", 9090), "health, metrics, console and admin")
+    admin_token: SecretText | None = option(
+        None, "what the admin API asks for; without it only health and metrics answer"
+    )
+    tls: Annotated[Tls | None, if_empty(None)] = option(None, "serve the API over TLS")
+    cors: Annotated[tuple[Origin, ...], if_empty(())] = option((), "origins whose pages may call the API")
+    max_body: Bytes = option(64 * 2**20, "largest request body", ge=1)
+    max_buffered: Bytes = option(256 * 2**20, "request bodies held at once, all together", ge=1)
+    max_connections: Count = option(10_000, "open client connections", ge=1)
+    max_header_bytes: Bytes = option(64 * 2**10, "request line and headers of one request", ge=1024)
+    header_timeout: Seconds = option(10.0, "from the connection to the end of the headers", gt=0)
+    keep_alive: Seconds = option(75.0, "an idle connection is kept so long; longer than the load balancer's own", gt=0)
+    drain: Seconds = option(30.0, "running requests may go on so long after SIGTERM")
+
+
+class Engine(StrEnum):
+    """What runs on the backends of a pool."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TGI = "tgi"
+    LLAMACPP = "llamacpp"
+    OLLAMA = "ollama"
+    TRTLLM = "trtllm"
+    OPENAI = "openai"
+
+    @property
+    def isolates(self) -> bool:
+        """Whether a salt in the request keeps one tenant's cached prefixes from another."""
+        return self in (Engine.VLLM, Engine.SGLANG, Engine.TRTLLM)
+
+
+class Backend(Section):
+    """One engine."""
+
+    url: BackendUrl = option(..., "base URL, http or https; a final `/v1` is dropped")
+    concurrency: Count = option(1024, "most requests in flight there: the engine's own limit", ge=1)
+    region: Name | None = option(None, "where it stands, for `residency`")
+    cost_per_hour: Number = option(0.0, "its price, for the usage report")
+    speed: Number = option(1.0, "prefill speed relative to the other backends of the pool", gt=0)
+
+
+class Kubernetes(Section):
+    """The ready endpoints of a service."""
+
+    service: Name = option(..., "name of the service")
+    port: Port = option(..., "its port")
+    namespace: Name | None = option(None, "its namespace; the gateway's own if left out")
+
+
+class Discovery(Section):
+    """Backends found at run time: `dns` or `kubernetes`."""
+
+    dns: DnsName | None = option(None, "every address of this name")
+    kubernetes: Annotated[Kubernetes | None, if_empty(None)] = option(None, "every endpoint of a service")
+
+
+class Health(Section):
+    """Active probes."""
+
+    path: HttpPath | None = option(None, "what is asked for; the engine's own path if left out")
+    interval: Seconds = option(2.0, "between two probes of a backend", gt=0)
+    unhealthy_after: Count = option(3, "failed probes in a row that take a backend out", ge=1)
+    healthy_after: Count = option(2, "good probes in a row that bring it back", ge=1)
+
+
+class Timeouts(Section):
+    """The five clocks of one attempt on a backend; the first to run out ends it."""
+
+    connect: Seconds = option(1.0, "until the connection stands", gt=0)
+    headers: Seconds | None = option(
+        None,
+        "until the response's headers; if left out, 30s for streams, and `total` for whole answers, whose headers "
+        "come when they are done",
+        gt=0,
+    )
+    first_token: Seconds = option(60.0, "until the first token of a stream", gt=0)
+    idle: Seconds = option(30.0, "between two chunks", gt=0)
+    total: Seconds = option(900.0, "until the end", gt=0)
+
+
+class Retries(Section):
+    """Before the first byte only, and never on a backend already tried."""
+
+    attempts: Count = option(2, "other backends tried after the first; 0 for none", le=10)
+    budget: Share = option(0.1, "retries as a share of the requests of the pool")
+
+
+class Pool(Section):
+    """Backends that can stand in for each other."""
+
+    engine: Engine = option(Engine.OPENAI, "what runs there; `openai` for anything that speaks its API")
+    backends: Annotated[tuple[Backend, ...], if_empty(())] = option((), "the backends")
+    discovery: Annotated[Discovery | None, if_empty(None)] = option(None, "or where to find them")
+    api_key: SecretText | None = option(None, "sent to the backends; the caller's own key never is")
+    routing: Literal["round_robin", "least_tokens", "prefix_affinity", "price"] = option(
+        "price", "which backend is next"
+    )
+    isolation: Flag | None = option(
+        None, "a salt keeps tenants' caches apart there; if left out, so on vllm, sglang, trtllm"
+    )
+    health: Health = option(Health(), "active probes")
+    timeouts: Timeouts = option(Timeouts(), "the five clocks")
+    retries: Retries = option(Retries(), "tries on other backends")
+
+    @property
+    def isolates(self) -> bool:
+        """`isolation` as declared, or as the engine is known to be."""
+        return self.engine.isolates if self.isolation is None else self.isolation
+
+    @property
+    def health_path(self) -> str:
+        """`health.path` as declared, or what the engine answers without a token once it can serve."""
+        known = {Engine.OLLAMA: "/", Engine.OPENAI: "/v1/models"}
+        return self.health.path or known.get(self.engine, "/health")
+
+
+class Slo(Section):
+    """What counts as good."""
+
+    ttft: Seconds | None = option(None, "time to the first token", gt=0)
+    itl: Seconds | None = option(None, "time between two tokens", gt=0)
+
+
+class Model(Section):
+    """A name that clients may ask for. `*` forwards every other name as it is."""
+
+    pool: str = option("", "who serves it; may be left out while there is one pool")
+    upstream_name: Name | None = option(None, "its name on the backends, if another")
+    aliases: Names = option((), "further names for clients")
+    slo: Slo = option(Slo(), "objectives")
+
+
+class Class(Section):
+    """A class of requests. The order in the file is the order of urgency."""
+
+    max_queued: Count = option(256, "requests that may wait in a pool; 4096 for `batch`")
+    max_queued_tokens: Count = option(2_000_000, "prompt tokens that may wait in a pool; 32M for `batch`", ge=1)
+    max_wait: Seconds = option(10.0, "longest wait; 15m for `batch`", gt=0)
+    ceiling: Share = option(1.0, "share of a pool that the class may fill; 70% for `batch`", gt=0)
+
+
+class Key(Section):
+    """A key, known only by its hash."""
+
+    sha256: KeyHash = option(..., "lower-case hexadecimal SHA-256 of the key as sent")
+    id: Name | None = option(None, "its name in logs; unique in the tenant")
+    expires: Instant | None = option(None, "from then on it is refused")
+
+
+class Limits(Section):
+    """What may be used. A key that is left out sets no limit."""
+
+    requests_per_minute: Count | None = option(None, "requests started", ge=1)
+    tokens_per_minute: Count | None = option(None, "prompt and output tokens", ge=1)
+    concurrent: Count | None = option(None, "requests at once", ge=1)
+    burst: Share = option(1.0, "share of a minute's limit that may be used at one moment", gt=0)
+
+
+class TenantLimits(Limits):
+    """The limits of a tenant, in all and for single models."""
+
+    models: Annotated[Mapping[Name, Limits], if_empty({})] = option({}, "further limits by model")
+
+
+class Tenant(Section):
+    """Who pays. With no tenants at all everybody on this machine is one, called anonymous."""
+
+    keys: Annotated[tuple[Key, ...], if_empty(())] = option((), "keys of the tenant; without one nobody is it")
+    models: Names = option(("*",), "models it may use; names, aliases or patterns with `*` and `?`")
+    classes: Names = option(("interactive", "batch"), "classes it may use", min_length=1)
+    weight: Number = option(1.0, "its share of a full pool, relative to other tenants", gt=0)
+    limits: TenantLimits = option(TenantLimits(), "limits")
+    trust_group: Name | None = option(None, "tenants of one group share cached prefixes; alone if left out")
+    isolation: Flag = option(False, "never serve it where another tenant's cache cannot be kept apart")
+    residency: Names = option((), "only backends of these regions; any if left out")
+    operator: Flag = option(False, "its answers tell which backend served them and why")
+
+    def allows(self, *names: str) -> bool:
+        """Whether a model that goes by these names is one that the tenant may use."""
+        return any(matches(glob, name) for glob in self.models for name in names)
+
+
+class State(Section):
+    """Where limits are counted."""
+
+    url: StoreUrl = option(Secret("memory", "memory"), "`memory` (one process) or redis://host:6379/0, rediss://...")
+    on_failure: Literal["local_share", "deny", "allow"] = option("local_share", "what holds while the store is away")
+
+
+class Security(Section):
+    """Isolation of tenants."""
+
+    secret: SecretText | None = option(None, "keys the cache salts; required once two tenants share a pool")
+
+
+class Telemetry(Section):
+    """What is told to the outside."""
+
+    otlp: CollectorUrl | None = option(None, "OTLP collector over HTTP; no traces if left out")
+    sample: Share = option(0.05, "share of the good requests that are traced; bad ones always are")
+    log: Literal["json", "text", "off"] = option("json", "one line per request on stderr")
+
+
+class Config(Section):
+    """The whole file."""
+
+    server: Server = option(Server(), "listeners")
+    pools: Annotated[Mapping[Name, Pool], if_empty({})] = option({}, "backends, by name of the pool")
+    models: Annotated[Mapping[Name, Model], if_empty({})] = option({}, "models, by name")
+    classes: Annotated[Mapping[Name, Class], if_empty({})] = option(
+        {}, "classes; `interactive` and `batch` always exist"
+    )
+    tenants: Annotated[Mapping[Name, Tenant], if_empty({})] = option({}, "tenants, by name")
+    state: State = option(State(), "where limits are counted")
+    security: Security = option(Security(), "isolation of tenants")
+    telemetry: Telemetry = option(Telemetry(), "logs and traces")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: Any) -> Any:
+        """Fills in what depends on names: the defaults of the known classes, and the pool if there is one."""
+        if not isinstance(data, dict):
+            return data
+        full = dict(data)
+        pools, models, classes = (data.get(name) or {} for name in ("pools", "models", "classes"))
+        if isinstance(classes, dict):
+            first = () if "interactive" in classes else ("interactive",)
+            order = dict.fromkeys((*first, *classes, "batch"))
+            full["classes"] = {name: _with(_CLASSES.get(name, {}), classes.get(name)) for name in order}
+        if isinstance(models, dict) and isinstance(pools, dict) and len(pools) == 1:
+            full["models"] = {name: _with({"pool": next(iter(pools))}, values) for name, values in models.items()}
+        return full

@@ -1,0 +1,144 @@
+"""One gateway process: two listeners on one event loop, signals, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from gateway.admin import admin
+from gateway.app import Gateway, api
+from gateway.config import Config
+from gateway.connection import Connection, HeadLimits
+from gateway.exchange import Endpoint
+from gateway.logs import LogWriter
+from gateway.wire import ENDPOINTS
+
+BACKLOG = 4096
+CUT_S = 1.0  # how long answers that were cut short may take to tell their clients so
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, stopped by its owner and not by signals of its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises OSError with the address in its message."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+async def serve(settings: Config, *, ready: Callable[[str, str], None] = lambda api, admin: None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once. `ready` gets both URLs."""
+    server = settings.server
+    listeners = [listen(server.listen.host, server.listen.port), listen(server.admin.host, server.admin.port)]
+    log = LogWriter(sys.stderr.fileno())
+    write = log.write if settings.telemetry.log != "off" else _discard
+    async with Gateway(settings, write) as gateway:
+        servers = [
+            Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),
+            Server(_configuration(admin(gateway.telemetry, gateway.not_ready), settings, _protocol(gateway, {}))),
+        ]
+        tasks = [asyncio.create_task(each.serve([sock])) for each, sock in zip(servers, listeners, strict=True)]
+        with _signals() as stopped:
+            scheme = "https" if server.tls else "http"
+            ready(f"{scheme}://{_shown(listeners[0])}", f"http://{_shown(listeners[1])}")
+            await _first(stopped[0].wait(), *tasks)
+            await _drain(gateway, server.drain, stopped[1])
+        for each in servers:
+            each.should_exit = True
+        await asyncio.gather(*tasks)
+    log.flush()
+
+
+async def _drain(gateway: Gateway, limit_s: float, hurry: asyncio.Event) -> None:
+    gateway.stop_queueing()
+    await _first(gateway.wait_idle(), hurry.wait(), timeout_s=limit_s)
+    gateway.stop_running()
+    await _first(gateway.wait_idle(), timeout_s=CUT_S)
+
+
+async def _first(*awaitables: Any, timeout_s: float | None = None) -> None:
+    """Wait for the first of several things; the others are cancelled, unless they are tasks of somebody else."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for given, task in zip(awaitables, tasks, strict=True):
+            if given is not task:
+                task.cancel()
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Two events: set by the first and by the second SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield first, second
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _protocol(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> Any:
+    told = gateway.settings.server
+    limits = HeadLimits(told.max_header_bytes, told.header_timeout, told.max_connections)
+    targets = {endpoint.target: endpoint for endpoint in endpoints.values()}
+    return partial(Connection, limits=limits, endpoints=targets, infer=gateway.infer)
+
+
+def _configuration(application: Any, settings: Config, protocol: Any, *, tls: bool = False) -> uvicorn.Config:
+    told = settings.server
+    return uvicorn.Config(
+        application,
+        http=protocol,
+        ws="none",
+        loop="none",
+        interface="asgi3",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=round(told.keep_alive),
+        timeout_graceful_shutdown=round(CUT_S),
+        ssl_certfile=told.tls.cert if told.tls and tls else None,
+        ssl_keyfile=told.tls.key if told.tls and tls else None,
+    )
+
+
+def _shown(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _discard(line: bytes) -> None:
+    """For a gateway that logs nothing."""

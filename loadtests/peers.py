@@ -1,0 +1,246 @@
+"""The arms of the comparison: how each proxy is found, configured and started before the one backend.
+
+    python -m loadtests.peers [NAME ...]     installs the peers, each into its own environment under .cache/peers
+
+An arm that is not there is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from loadtests import loadgen, machine
+from loadtests.origin import MODEL
+
+ROOT = Path(__file__).parent.parent
+PEERS = ROOT / ".cache" / "peers"
+# The versions last compared with; a row means nothing without its version.
+REQUIREMENTS = {
+    "vllm-router": "vllm-router==0.1.17",
+    "sglang-router": "sglang-router==0.3.2",
+    "smg": "smg==1.13.0",
+    "litellm": "litellm[proxy]==1.108.7",
+}
+KEY = "sk-headrace-bench-0123456789abcdef"
+READY_S = 90.0  # litellm imports for a quarter of a minute on a slow core
+STOP_S = 3.0
+
+NGINX = """
+daemon off; worker_processes 1; pid {dir}/nginx.pid; error_log {dir}/nginx-error.log; worker_rlimit_nofile 20000;
+events {{ worker_connections 19000; }}
+http {{
+    access_log {dir}/access.log combined buffer=64k flush=1s;
+    client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u;
+    scgi_temp_path {dir}/s; keepalive_requests 1000000000; keepalive_timeout 600s; client_max_body_size 64m;
+    upstream pool {{ server 127.0.0.1:{backend}; keepalive 4096; keepalive_requests 1000000000; }}
+    server {{
+        listen 127.0.0.1:{port} backlog=4096;
+        location / {{
+            proxy_pass http://pool; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+            proxy_read_timeout 600s;
+        }}
+    }}
+}}
+"""
+HEADRACE = """
+server: {{listen: "127.0.0.1:{port}", admin: "127.0.0.1:{admin}"}}
+pools:
+  bench: {{engine: vllm, backends: [{{url: "http://127.0.0.1:{backend}", concurrency: 4096}}]}}
+models:
+  {model}: {{pool: bench}}
+tenants:
+  bench: {{keys: [{{id: bench-1, sha256: "{sha256}"}}], models: ["*"]}}
+"""
+LITELLM = """
+model_list:
+  - model_name: {model}
+    litellm_params: {{model: openai/{model}, api_base: "http://127.0.0.1:{backend}/v1", api_key: {key}}}
+"""
+
+
+class NotInstalled(loadgen.LoadFailed):
+    """The arm cannot run here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command that serves on the port until it is told to stop."""
+
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where an arm is to run: its port, the backend's, and a directory of its own."""
+
+    port: int
+    backend: int
+    dir: Path
+
+    def write(self, name: str, template: str, **values: object) -> Path:
+        path = self.dir / name
+        known = {"port": self.port, "backend": self.backend, "dir": self.dir, "model": MODEL, "key": KEY}
+        path.write_text(template.format(**known, **values))
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One row of the comparison. `slow` ones get less load: what they cost shows at once."""
+
+    name: str
+    launch: Callable[[Site], Launch]
+    slow: bool = False
+
+
+def nginx(site: Site) -> Launch:
+    binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if binary is None:
+        raise NotInstalled("no nginx on the PATH (Debian: nginx-light)")
+    return Launch([binary, "-p", str(site.dir), "-c", str(site.write("nginx.conf", NGINX))])
+
+
+def headrace(site: Site) -> Launch:
+    if importlib.util.find_spec("gateway.cli") is None:
+        raise NotInstalled("gateway.cli is not there")
+    sha256 = hashlib.sha256(KEY.encode()).hexdigest()
+    config = site.write("headrace.yaml", HEADRACE, admin=free_port(), sha256=sha256)
+    serve = "import sys; from gateway.cli import main; sys.argv[0] = 'headrace'; main()"
+    return Launch([sys.executable, "-c", serve, "serve", "-c", str(config)], {"PYTHONPATH": str(ROOT)})
+
+
+def router(peer: str, policy: str, command: tuple[str, ...]) -> Callable[[Site], Launch]:
+    """One of the family that descends from the SGLang router: the flags are the same."""
+
+    def launch(site: Site) -> Launch:
+        binary = PEERS / peer / "bin" / command[0]
+        if not binary.exists():
+            raise NotInstalled("not installed (make bench-peers)")
+        flags = ["--host", "127.0.0.1", "--port", str(site.port), "--worker-urls", f"http://127.0.0.1:{site.backend}"]
+        flags += ["--policy", policy, "--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        return Launch([str(binary), *command[1:], *flags])
+
+    return launch
+
+
+def litellm(site: Site) -> Launch:
+    binary = PEERS / "litellm" / "bin" / "litellm"
+    if not binary.exists():
+        raise NotInstalled("not installed (make bench-peers)")
+    config = site.write("litellm.yaml", LITELLM)
+    argv = [str(binary), "--config", str(config), "--host", "127.0.0.1", "--port", str(site.port)]
+    return Launch(argv, {"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
+
+
+def arms() -> list[Arm]:
+    """All arms, the ceiling first."""
+    return [
+        Arm("nginx", nginx),
+        Arm("headrace", headrace),
+        Arm("vllm-router rr", router("vllm-router", "round_robin", ("vllm-router",))),
+        Arm("vllm-router cache", router("vllm-router", "cache_aware", ("vllm-router",))),
+        Arm("sglang-router rr", router("sglang-router", "round_robin", ("sglang-router", "launch"))),
+        Arm("sglang-router cache", router("sglang-router", "cache_aware", ("sglang-router", "launch"))),
+        Arm("smg rr", router("smg", "round_robin", ("smg", "launch"))),
+        Arm("smg cache", router("smg", "cache_aware", ("smg", "launch"))),
+        Arm("litellm", litellm, slow=True),
+    ]
+
+
+def about(names: Iterable[str]) -> str:
+    """One line on what was compared, for arms of these names."""
+    families = {name.split()[0] for name in names}
+    peers = [requirement for name, requirement in REQUIREMENTS.items() if name in families]
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return "; ".join([system, *peers])
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; the peers cannot be handed a listening socket."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def running(
+    argv: list[str], core: int, log: Path, env: dict[str, str] | None = None
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A process of ours on a core and in a session of its own; the whole session is ended with the block."""
+    with log.open("wb") as output, machine.pinned(core):
+        process = subprocess.Popen(  # noqa: ASYNC220 - the fork must happen while we are pinned
+            argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **(env or {})}, cwd=log.parent,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        stop(process, signal.SIGTERM)
+        try:
+            await asyncio.to_thread(process.wait, STOP_S)
+        except subprocess.TimeoutExpired:
+            stop(process, signal.SIGKILL)
+            process.wait()
+
+
+def stop(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, how)
+
+
+async def wait_ready(
+    process: subprocess.Popen[bytes], port: int, clock: loadgen.Clock, log: Path, limit_s: float = READY_S
+) -> None:
+    """Until one whole answer has come through the target. Raises LoadFailed when that takes longer, or it ends."""
+    end = clock() + limit_s
+    while True:
+        if process.poll() is not None:
+            raise loadgen.LoadFailed(f"it ended with status {process.returncode} before it was ready{last_line(log)}")
+        caller = partial(loadgen.Caller, loadgen.request(KEY), loadgen.Tally(clock))
+        try:
+            async with loadgen.Crowd(port) as crowd:
+                await crowd.join(1, caller, limit_s=5.0)
+            return
+        except loadgen.LoadFailed:
+            if clock() > end:
+                raise
+            await asyncio.sleep(0.1)
+
+
+def last_line(log: Path) -> str:
+    """The last thing that a process said, in parentheses and without its colours."""
+    said = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace")).strip().splitlines()
+    return f" ({said[-1].strip()[:200]})" if said else ""
+
+
+def install(names: list[str]) -> None:
+    """Make an environment for each peer and install the pinned version from the index that pip is set up with."""
+    for name in names:
+        home = PEERS / name
+        print(f"{REQUIREMENTS[name]} -> {home.relative_to(ROOT)}", flush=True)
+        if not (home / "bin" / "pip").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+        command = [str(home / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", REQUIREMENTS[name]]
+        if subprocess.run(command, check=False).returncode:
+            print(f"{name}: not installable here; the bench will do without it", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    install(sys.argv[1:] or list(REQUIREMENTS))

@@ -1,0 +1,56 @@
+"""Whether a failed attempt is tried again: few times, early, elsewhere, and only as a share of the traffic.
+
+The budget is a token bucket fed by requests, not by time (Finagle's RetryBudget, Linkerd): when everything fails,
+retries add their share to the load and no more. A floor per second lets quiet pools retry at all.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+WINDOW_S = 10.0  # how long unused budget is worth something (Finagle and Linkerd: 10 s)
+BACKOFF_S = 0.025  # the second try comes soon, since it goes elsewhere; later ones wait twice as long each
+
+
+class RetryBudget:
+    """Budget of one pool. `retries` is the most that one request may have, `share` what each adds to the budget."""
+
+    def __init__(self, *, retries: int = 2, share: float = 0.1, floor_per_s: float = 1.0, rng: Random) -> None:
+        self.retries = retries
+        self.share = share
+        self.floor_per_s = floor_per_s
+        self._rng = rng
+        self._balance = floor_per_s * WINDOW_S
+        self._recent = 0.0  # requests of the last window, older ones fading
+        self._deposits = 0
+        self._settled_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<RetryBudget {self._balance:.1f} retries>"
+
+    @property
+    def balance(self) -> float:
+        """Retries that may be made now."""
+        return self._balance
+
+    def deposit(self) -> None:
+        """A request came. Counted only when somebody asks for a retry: this is on every request's way."""
+        self._deposits += 1
+
+    def after(self, attempt: int, now: float) -> float | None:
+        """Seconds to wait before try number `attempt + 1`; None: there is none. Takes from the budget."""
+        self._settle(now)
+        if attempt > self.retries or self._balance < 1.0:
+            return None
+        self._balance -= 1.0
+        return BACKOFF_S * 2.0 ** (attempt - 1) * self._rng.random()
+
+    def _settle(self, now: float) -> None:
+        """Requests of the last window are worth `share` retries each, time is worth the floor; no more is kept."""
+        elapsed = max(0.0, now - self._settled_at)
+        self._settled_at = now
+        self._recent = self._recent * max(0.0, 1.0 - elapsed / WINDOW_S) + self._deposits
+        limit = self.floor_per_s * WINDOW_S + self.share * self._recent
+        earned = elapsed * self.floor_per_s + self.share * self._deposits
+        self._balance = min(limit, self._balance + earned)
+        self._deposits = 0
