@@ -30,16 +30,22 @@ gateway: client assembly models admin
 gateway: proxy
 gateway: app
 gateway: serve
-loadtests: kvcache profiles
-loadtests: batch
-loadtests: engine
+loadtests: kvcache profiles tracefile
+loadtests: batch scenario traces
+loadtests: engine workload
+loadtests: fleet results router
+loadtests: gateways immediate simulation
+loadtests: queued
+loadtests: baselines
+loadtests: simulate
+loadtests: experiments
 loadtests: machine origin scoreboard prose httpd gauges llamacpp
 loadtests: loadgen asks live
 loadtests: peers speech
 loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
-loadtests: emulator simulate traces baselines replay report overhead
+loadtests: emulator replay report overhead
 loadtests: capacity decision
 gateway: demo emulate
 gateway: cli
