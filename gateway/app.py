@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable
 from itertools import count
 from random import Random
 from secrets import token_hex
@@ -29,18 +30,15 @@ from gateway.errors import (
     Refused,
     Unavailable,
 )
-from gateway.exchange import Dialect, Endpoint, Exchange, Header
+from gateway.exchange import Dialect, Exchange, Header
 from gateway.models import Models
 from gateway.proxy import proxy
 from gateway.telemetry import Telemetry
+from gateway.turn import Turn
 from gateway.upstream import Upstream
 from gateway.wire import ENDPOINTS
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
 EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
 
 logger = logging.getLogger("headrace")
@@ -92,16 +90,16 @@ class Gateway:
         """The time is up: running answers end with an error frame."""
         self.upstream.fail_all(shutting_down())
 
-    async def infer(self, endpoint: Endpoint, scope: Scope, receive: Receive) -> None:
+    async def infer(self, turn: Turn) -> None:
         """One request of the path: whatever happens to it, it is answered, settled and recorded once."""
-        x = Exchange(next(self.request_ids), self.clock(), endpoint)
-        self.active.add(x)
-        client = Client(scope, receive, buffers=self.buffers, max_body=self.settings.server.max_body, clock=self.clock)
+        x = Exchange(next(self.request_ids), self.clock(), turn.endpoint)
+        client = Client(turn, buffers=self.buffers, max_body=self.settings.server.max_body, clock=self.clock)
         error: GatewayError | None = None
+        self.active.add(x)
         try:
             with client:
                 self._greet(client, x)
-                await proxy(self, client, endpoint, x)
+                await proxy(self, client, x)
         except GatewayError as refused:
             error = refused
         except Exception:
@@ -118,9 +116,10 @@ class Gateway:
             self.telemetry.record(x)
 
     def _greet(self, client: Client, x: Exchange) -> None:
-        x.request_id = client.request_id or x.request_id
-        origin = client.headers.get(b"origin")
-        if origin in self.origins:
+        sent_id = client.headers.get(b"x-request-id")
+        if sent_id is not None and REQUEST_ID.fullmatch(sent_id):
+            x.request_id = sent_id.decode()
+        if self.origins and (origin := client.headers.get(b"origin")) in self.origins:
             x.answer_headers += cors(origin)
         if self.draining:
             raise shutting_down()
@@ -147,8 +146,8 @@ def unknown(request: Request) -> Refused:
     return Refused(UNKNOWN_URL, f"Unknown request URL: {request.method} {path}.")
 
 
-def api(gateway: Gateway) -> Application:
-    """The ASGI application of the API: inference on the short way, everything else through Starlette."""
+def api(gateway: Gateway) -> Any:
+    """The ASGI application for everything that is not inference: models, and telling what is not there."""
 
     async def refused(request: Request, error: Exception) -> Response:
         known = error if isinstance(error, GatewayError) else unknown(request)
@@ -164,11 +163,4 @@ def api(gateway: Gateway) -> Application:
     if gateway.origins:
         rest = CORSMiddleware(rest, gateway.settings.server.cors, allow_methods=["*"], allow_headers=["*"])
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if endpoint is None:
-            await rest(scope, receive, send)
-        else:
-            await gateway.infer(endpoint, scope, receive)
-
-    return application
+    return rest

@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.dispatch import Dispatcher
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Metered
 from gateway.reading import GAP_BOUNDS_S
 
 UNKNOWN = "unknown"  # the label of what was refused before it was known
@@ -60,6 +60,34 @@ class Series:
         self.queue_wait = Histogram(SECONDS)
         self.ttft = Histogram(SECONDS)
         self.gaps = Histogram(GAP_BOUNDS_S)
+
+
+class RequestLine(msgspec.Struct, gc=False):
+    """The log line of one request. Times in milliseconds, `time` in seconds since the epoch."""
+
+    time: float
+    level: str
+    request_id: str
+    path: str
+    tenant: str
+    model: str
+    class_: str = msgspec.field(name="class")
+    stream: bool
+    status: int
+    outcome: str
+    backend: str
+    attempts: int
+    queue_ms: float
+    ttft_ms: float | None
+    itl_ms: float | None
+    total_ms: float
+    tokens_in: int | None
+    tokens_cached: int | None
+    tokens_out: int | None
+    bytes_in: int
+    bytes_out: int
+    upstream_request_id: str
+    event: str = "request"
 
 
 class Telemetry:
@@ -114,31 +142,33 @@ class Telemetry:
             self._tokens[(model, tenant, "output")] += x.meter.tokens
 
     def _line(self, x: Exchange) -> bytes:
-        usage = x.meter.usage if x.meter else None
-        line = {
-            "time": round(self._wall_clock(), 3),
-            "level": "info" if x.outcome == "ok" else "warning",
-            "event": "request",
-            "request_id": x.request_id,
-            "upstream_request_id": x.upstream_request_id,
-            "path": x.endpoint.path if x.endpoint else "",
-            "tenant": x.tenant.name if x.tenant else "",
-            "model": x.call.label if x.call else "",
-            "class": x.class_,
-            "stream": x.call.stream if x.call else False,
-            "status": x.status,
-            "outcome": x.outcome,
-            "backend": x.attempts[-1].backend.name if x.attempts else "",
-            "attempts": len(x.attempts),
-            "queue_ms": _ms(x.queue_wait_s),
-            "ttft_ms": _ms(x.ttft_s),
-            "total_ms": _ms(x.ended_at - x.received_at),
-            "tokens_in": usage.prompt if usage else None,
-            "tokens_cached": usage.cached if usage else None,
-            "tokens_out": usage.output if usage else x.meter.tokens if x.meter else None,
-            "bytes_in": x.call.length if x.call else 0,
-            "bytes_out": x.bytes_out,
-        }
+        call, meter = x.call, x.meter
+        usage = meter.usage if meter is not None else None
+        ttft_s = x.ttft_s
+        line = RequestLine(
+            round(self._wall_clock(), 3),
+            "info" if x.outcome == "ok" else "warning",
+            x.request_id,
+            x.endpoint.path,
+            x.tenant.name if x.tenant is not None else "",
+            call.label if call is not None else "",
+            x.class_,
+            call.stream if call is not None else False,
+            x.status,
+            x.outcome,
+            x.attempts[-1].backend.name if x.attempts else "",
+            len(x.attempts),
+            round(x.queue_wait_s * 1000, 3),
+            None if ttft_s is None else round(ttft_s * 1000, 3),
+            None if ttft_s is None or meter is None else _mean_gap_ms(meter),
+            round((x.ended_at - x.received_at) * 1000, 3),
+            usage.prompt if usage is not None else None,
+            usage.cached if usage is not None else None,
+            usage.output if usage is not None else meter.tokens if meter is not None else None,
+            call.length if call is not None else 0,
+            x.bytes_out or (meter.bytes_in if meter is not None else 0),
+            x.upstream_request_id,
+        )
         return _write(line) + b"\n"
 
     def collect(self) -> Iterator[Metric]:
@@ -181,5 +211,7 @@ def _counter(name: str, text: str, labels: str, counts: Mapping[Any, int]) -> Co
     return family
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
+def _mean_gap_ms(meter: Metered) -> float | None:
+    """Between two tokens of a stream, on average; None where there were no two."""
+    gaps = sum(meter.gap_counts)
+    return round(meter.gap_sum / gaps * 1000, 3) if gaps else None
