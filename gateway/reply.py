@@ -176,6 +176,7 @@ class Reply:
         except BadResponse as error:
             body = self._spoilt(error)
         self.active_at = self._clock()
+        self._link.go_on()  # a backend that refuses a request need not read it to its end
         if body:
             self._pieces.append(body)
             if sum(map(len, self._pieces)) > HIGH_WATER:
