@@ -184,6 +184,7 @@ class House:
     """`async with House(config, fakes) as house`: a gateway, and a way in. `around` may drive a request's coroutine."""
 
     def __init__(self, config: dict[str, Any], fakes: Sequence[Fake]) -> None:
+        self.turns = 0  # requests that were begun
         self.lines: list[dict[str, Any]] = []
         self.faults: list[str] = []
         self.fakes = fakes
@@ -218,6 +219,7 @@ class House:
         logging.getLogger().removeHandler(self._log)
 
     async def _infer(self, turn: Turn) -> None:
+        self.turns += 1
         request = self.gateway.infer(turn)
         around, self.around = self.around, None
         await (around(request) if around else request)
