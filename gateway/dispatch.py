@@ -44,6 +44,7 @@ class Pool:
         self.scheduler = scheduler
         self.retries = retries
         self.waiting: dict[int, asyncio.Future[Dispatch | Drop]] = {}
+        self._refusal: GatewayError | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -54,7 +55,8 @@ class Pool:
         return self.scheduler.statistics(self._clock())
 
     def submit(self, job: Job) -> Dispatch | Drop | asyncio.Future[Dispatch | Drop]:
-        """What is decided about a job at once, or else the future of it."""
+        """What is decided about a job at once, or else the future of it. Raises what those who wait are told, if
+        nobody may wait any more."""
         now = self._clock()
         reason = self.scheduler.submit(job, now)
         if reason is not None:
@@ -62,6 +64,9 @@ class Pool:
         decision = self._pump(now, job.id)
         if decision is not None:
             return decision
+        if self._refusal is not None:
+            self.leave(job.id, Ending.IGNORED, None)
+            raise self._refusal
         waiter = self.waiting[job.id] = asyncio.get_running_loop().create_future()
         return waiter
 
@@ -106,7 +111,8 @@ class Pool:
         self._pump(self._clock())
 
     def refuse_waiting(self, error: GatewayError) -> None:
-        """Everybody who waits is told `error`."""
+        """Everybody who waits, or would have to from now on, is told `error`."""
+        self._refusal = error
         for waiter in self.waiting.values():
             if not waiter.done():
                 waiter.set_exception(error)
@@ -125,7 +131,7 @@ class Dispatcher:
         self._ids = count(1)
 
     def refuse_waiting(self, error: GatewayError) -> None:
-        """Everybody who waits, in all pools, is told `error`."""
+        """Everybody who waits, or would have to from now on, in all pools, is told `error`."""
         for pool in self.pools.values():
             pool.refuse_waiting(error)
 

@@ -66,8 +66,8 @@ async def way(fake: Fake, timeouts: Timeouts = CLOCKS) -> AsyncIterator[Way]:
             assert found.replies == 0
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5.0):
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -169,7 +169,7 @@ async def test_bytes_on_an_idle_connection_are_nobodys_answer() -> None:
     async with way(fake := Fake(script)) as here:
         assert await here.ask() == (200, b"mine")
         await spoken.wait()
-        await until(lambda: fake.closed)
+        await until(lambda: fake.closed, 2.0)  # not only because it expired
         assert await here.ask() == (200, b"mine")
         assert fake.accepts == 2
 
@@ -382,9 +382,11 @@ async def test_shutting_down_fails_what_is_being_read_and_closes_what_is_idle() 
         await asyncio.gather(here.ask(), here.ask())
         waiting = asyncio.create_task(here.ask(b"wait"))
         await until(lambda: fake.hits == 3)
-        here.upstream.fail_all(UpstreamTimeout("total", 1.0, Phase.SENT))
-        with pytest.raises(GatewayError):
+        error = UpstreamTimeout("total", 1.0, Phase.SENT)
+        here.upstream.fail_all(error)
+        with pytest.raises(GatewayError) as failed:
             await waiting
+        assert failed.value is error
         assert len(fake.tasks) >= 1
         await here.upstream.__aexit__()
         await until(lambda: not fake.tasks)

@@ -156,18 +156,17 @@ async def test_a_request_that_ends_at_its_nth_await_leaves_nothing(name: str, ho
     async with Fake(healthy, narrow=True) as a, Fake(healthy) as b:
         fakes = [a, b][: scene.backends]
         config = pool(*(fake.url for fake in fakes), concurrency=1, retries={"budget": "100%"})
-        async with House(config, fakes) as house:
-            for n in range(1, MOST_AWAITS):
-                script = scene.script()
-                for fake in fakes:
-                    await fake.play(script)
-                if not await interrupted(house, scene, n, how):
-                    break
-            else:
-                pytest.fail(f"a request of more than {MOST_AWAITS} awaits")
-            assert n > scene.awaits
-            gc.collect()
+        for n in range(1, MOST_AWAITS):
+            script = scene.script()
+            for fake in fakes:
+                await fake.play(script)
+            async with House(config, fakes) as house:
+                fired = await interrupted(house, scene, n, how)
             assert house.faults == []
+            if not fired:
+                break
+        gc.collect()  # an exception that nobody retrieved fails the test here
+        assert scene.awaits < n < MOST_AWAITS - 1
 
 
 async def interrupted(house: House, scene: Scene, n: int, how: str) -> bool:
@@ -210,7 +209,8 @@ async def interrupted(house: House, scene: Scene, n: int, how: str) -> bool:
         assert line["outcome"] == "client_disconnect"
     assert line["outcome"] != "internal_error"
     wire.leave()
-    await served(house)
+    if not how.startswith("stopped"):
+        await served(house)
     return fired
 
 
@@ -250,7 +250,6 @@ async def silent_after_head(connection: FakeConnection) -> None:
 
 async def served(house: House) -> None:
     """As many requests as there are places, all at once, are served by healthy backends."""
-    house.gateway.draining = False
     for fake in house.fakes:
         await fake.play(healthy)
     for _ in house.fakes:
