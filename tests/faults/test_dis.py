@@ -19,7 +19,7 @@ from tests.faults.fakes import (
     healthy,
     silent,
 )
-from tests.faults.process import GatewayProcess, pool, times
+from tests.faults.process import DIGEST, KEY, GatewayProcess, pool, times
 from tests.faults.rawclient import RawClient, ask, chat, post
 
 pytestmark = pytest.mark.anyio
@@ -123,8 +123,9 @@ async def test_b031_streams_dropped_midway_are_closed_at_the_backend(tmp_path: P
 async def test_b032_every_exit_gives_its_place_back(tmp_path: Path) -> None:
     """Two places. Each way to end a request is taken 20 times (4 in the ordinary suite), two at once; after each of
     them two requests run side by side."""
-    config = pool("", concurrency=2, timeouts={"headers": "200ms", "first_token": "200ms", "idle": "200ms"})
+    config = pool("", concurrency=2, timeouts={"headers": "500ms", "first_token": "500ms"})
     config["classes"] = {"interactive": {"max_wait": "5s"}}
+    config["tenants"] = {"t": {"keys": [{"sha256": DIGEST}]}}
     async with Fake(healthy) as a:
         config["pools"]["p"]["backends"][0]["url"] = a.url
         async with GatewayProcess(config, tmp_path) as gateway:
@@ -145,12 +146,19 @@ async def test_b032_every_exit_gives_its_place_back(tmp_path: Path) -> None:
                 await gateway.settled([a])
 
 
+AUTH = f"Authorization: Bearer {KEY}"
+
+
+async def stranger(gateway: GatewayProcess, a: Fake) -> None:
+    assert (await ask(gateway.port, chat("Authorization: Bearer hr-nobody"))).status == 401
+
+
 async def invalid(gateway: GatewayProcess, a: Fake) -> None:
-    assert (await ask(gateway.port, post(b"{"))).status == 400
+    assert (await ask(gateway.port, post(b"{", "/v1/chat/completions", AUTH))).status == 400
 
 
 async def unknown_model(gateway: GatewayProcess, a: Fake) -> None:
-    assert (await ask(gateway.port, chat(model="x"))).status == 404
+    assert (await ask(gateway.port, chat(AUTH, model="x"))).status == 404
 
 
 async def queued(gateway: GatewayProcess, a: Fake) -> None:
@@ -158,7 +166,7 @@ async def queued(gateway: GatewayProcess, a: Fake) -> None:
     a.script = silent
     async with RawClient(gateway.port) as first, RawClient(gateway.port) as second, RawClient(gateway.port) as third:
         for client in (first, second, third):
-            await client.send(chat(stream=True))
+            await client.send(chat(AUTH, stream=True))
         await asyncio.sleep(0.05)
         for client in (third, second, first):
             client.reset()
@@ -167,7 +175,7 @@ async def queued(gateway: GatewayProcess, a: Fake) -> None:
 async def headless_exit(gateway: GatewayProcess, a: Fake) -> None:
     a.script = headless
     async with RawClient(gateway.port) as client:
-        await client.send(chat(stream=True))
+        await client.send(chat(AUTH, stream=True))
         await asyncio.sleep(0.02)
         client.reset()
 
@@ -184,7 +192,7 @@ async def unfinished(connection: FakeConnection) -> None:
 async def midway(gateway: GatewayProcess, a: Fake) -> None:
     a.script = unfinished
     async with RawClient(gateway.port) as client:
-        await client.send(chat(stream=True))
+        await client.send(chat(AUTH, stream=True))
         await client.response(until=b"t0")
         client.reset()
 
@@ -192,7 +200,7 @@ async def midway(gateway: GatewayProcess, a: Fake) -> None:
 async def at_done(gateway: GatewayProcess, a: Fake) -> None:
     a.script = unfinished
     async with RawClient(gateway.port) as client:
-        await client.send(chat(stream=True))
+        await client.send(chat(AUTH, stream=True))
         await client.response(until=b"[DONE]")
         client.reset()
 
@@ -203,7 +211,7 @@ async def failing(gateway: GatewayProcess, a: Fake) -> None:
         await connection.answer(b"oops", "500 Oops", "text/plain")
 
     a.script = script
-    assert (await ask(gateway.port, chat())).status == 500
+    assert (await ask(gateway.port, chat(AUTH))).status == 500
 
 
 async def cut(gateway: GatewayProcess, a: Fake) -> None:
@@ -214,17 +222,17 @@ async def cut(gateway: GatewayProcess, a: Fake) -> None:
         connection.fin()
 
     a.script = script
-    assert b'"error"' in (await ask(gateway.port, chat(stream=True))).body
+    assert b'"error"' in (await ask(gateway.port, chat(AUTH, stream=True))).body
 
 
 async def stalled(gateway: GatewayProcess, a: Fake) -> None:
     a.script = silent
-    assert (await ask(gateway.port, chat(stream=True))).status == 504
+    assert (await ask(gateway.port, chat(AUTH, stream=True))).status == 504
 
 
 async def normal(gateway: GatewayProcess, a: Fake) -> None:
     a.script = healthy
-    assert (await ask(gateway.port, chat(stream=True))).body.endswith(DONE)
+    assert (await ask(gateway.port, chat(AUTH, stream=True))).body.endswith(DONE)
 
 
 ROUTES = (
