@@ -113,7 +113,9 @@ class Emulator:
         if profile is None:
             raise ValueError(f"no engine {settings.engine!r}; there are {', '.join(PROFILES)}")
         self.settings, self.wall = settings, wall
-        self.engine = Engine(profile, chunk=settings.chunk, kv_tokens=settings.kv_tokens or 0, max_seqs=settings.max_seqs)
+        self.engine = Engine(
+            profile, chunk=settings.chunk, kv_tokens=settings.kv_tokens or 0, max_seqs=settings.max_seqs
+        )
         most = min(settings.max_model_len, (self.engine.pool.total - 1) * prose.BLOCK_TOKENS)
         self.model = Model((settings.model, *settings.aliases), most)
         self.speaker = Speaker(prose.Corpus(settings.seed), settings.seed, settings.mean_output_tokens, most)
