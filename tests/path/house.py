@@ -17,6 +17,8 @@ from uvicorn.server import ServerState
 from gateway.app import Gateway, api
 from gateway.config import parse
 from gateway.connection import Connection, HeadLimits
+from gateway.turn import Turn
+from gateway.wire import ENDPOINTS
 from tests.faults.fakes import Fake
 from tests.faults.rawclient import Response
 
@@ -181,10 +183,9 @@ class House:
         self.fakes = fakes
         self.around: Callable[[Any], Awaitable[None]] | None = None
         self.gateway = Gateway(parse(json.dumps(config)), lambda line: self.lines.append(json.loads(line)))
-        self._api = api(self.gateway)
         self._state = ServerState()
         self._config = uvicorn.Config(
-            self._application,
+            api(self.gateway),
             interface="asgi3",
             loop="none",
             ws="none",
@@ -210,14 +211,15 @@ class House:
         asyncio.get_running_loop().set_exception_handler(self._handler)
         logging.getLogger().removeHandler(self._log)
 
-    async def _application(self, scope: Any, receive: Any, send: Any) -> None:
-        request = self._api(scope, receive, send)
+    async def _infer(self, turn: Turn) -> None:
+        request = self.gateway.infer(turn)
         around, self.around = self.around, None
         await (around(request) if around else request)
 
     def protocol(self) -> Connection:
         """What serves one client."""
-        return Connection(self._config, self._state, {}, limits=HeadLimits())
+        endpoints = {endpoint.target: endpoint for endpoint in ENDPOINTS.values()}
+        return Connection(self._config, self._state, {}, limits=HeadLimits(), endpoints=endpoints, infer=self._infer)
 
     def connect(self) -> Wire:
         """A client comes."""
