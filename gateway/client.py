@@ -162,8 +162,11 @@ class Client:
 
     def _patience_s(self) -> float | None:
         """Seconds that the client will wait: the least of what it asks for and what its SDK tells of its own clocks."""
-        told = [self.headers[name] for name in PATIENCE if name in self.headers]
-        return min((wait_s for value in told if (wait_s := _seconds(value)) is not None), default=None)
+        least: float | None = None
+        for name in PATIENCE:
+            if name in self.headers and (wait_s := _seconds(self.headers[name])) is not None:
+                least = wait_s if least is None else min(least, wait_s)
+        return least
 
     def _target(self) -> bytes:
         """Path and query for the backend, as sent but for keys that some clients put there."""
