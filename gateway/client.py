@@ -183,7 +183,9 @@ class Client:
         await Relay(reply, self._turn, exchange, self._clock).run()
 
     def refuse(self, error: GatewayError, exchange: Exchange) -> None:
-        """Tell the client why there is no answer, unless there is one already."""
+        """Tell the client why there is no answer. One that has begun and cannot end as it should is cut off."""
+        if exchange.status and not self._turn.response_complete:
+            self._turn.cut()
         if exchange.status or isinstance(error, ClientGone):
             return
         answer = error.answer if isinstance(error, UpstreamFailed) else None
