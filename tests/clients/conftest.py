@@ -45,12 +45,12 @@ class Service:
         samples = (sample for family in families for sample in family.samples if sample.name == name)
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
-    def eventually(self, look: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    def eventually(self, look: Callable[[], Any], timeout_s: float = 20.0, every_s: float = 0.02) -> Any:
         """What `look` finds, as soon as it finds anything."""
         deadline = time.monotonic() + timeout_s
         while not (found := look()):
             assert time.monotonic() < deadline, self.log.read_text()[-2000:]
-            time.sleep(0.02)
+            time.sleep(every_s)
         return found
 
     def settled(self) -> bool:
