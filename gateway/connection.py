@@ -22,6 +22,7 @@ from gateway.exchange import Endpoint
 from gateway.turn import HIGH_WATER, Turn
 
 LINGER_S = 2.0  # how long an unread request body is thrown away, so that its sender sees the refusal and no reset
+PIPELINED = 8  # requests that may wait behind the one that is answered before no more is read
 PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
@@ -158,6 +159,9 @@ class Connection(HttpToolsProtocol):
             self.cycle.wake()
         elif not self._lingering:
             super().on_message_complete()
+        if len(self.pipeline) < PIPELINED:
+            # It was paused for a large body or a pipelined request; only who reads sees the client leave.
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         self._turn = None

@@ -132,7 +132,7 @@ class Relay:
             rest = meter.end(self._clock())
         except (UpstreamFailed, Unavailable) as broken:
             failure = broken
-            rest = b"" if meter.complete else meter.broken()
+            rest = b""
         if meter.complete:
             turn.end(rest)  # a break after the finish reason took nothing from the answer
             return
@@ -142,8 +142,8 @@ class Relay:
             failure = UpstreamFailed(ENDINGS[meter.ending], Phase.STREAMING, refusal=UPSTREAM_TRUNCATED)
         if meter.error is None and not meter.done:
             row = failure.refusal
-            number = (meter.last_sequence_number or 0) + 1
-            rest += error_frame(self._dialect, failure.message, row.type, row.code, number)
+            number = 0 if meter.last_sequence_number is None else meter.last_sequence_number + 1
+            rest += meter.broken() + error_frame(self._dialect, failure.message, row.type, row.code, number)
         turn.end(rest)
         raise failure
 
@@ -196,7 +196,7 @@ class Relay:
     async def _pump(self, meter: Meter | BodyMeter) -> None:
         self._reply.meter = meter
         self._turn.feed_from(self._reply)
-        await self._reply.pump(meter.feed, self._turn.write)
+        await self._reply.pump(meter.feed, self._turn.writer())
 
     def _first_token(self, now: float) -> None:
         self._reply.waits_for_token = False

@@ -34,7 +34,7 @@ class Carrier(Protocol):
 class Turn:
     """One request on a client connection and the answer to it: what uvicorn calls a cycle.
 
-    The body is read by `piece`. The answer is given by `answer`, or by `begin`, `write`..., `end`; heads come without
+    The body is read by `piece`. The answer is given by `answer`, or by `begin`, `writer` and `end`; heads come without
     framing headers. When the client leaves, `gone` is set, `on_gone` is called, and nothing is written any more.
     `source` is paused while the client is slow.
     """
@@ -150,17 +150,26 @@ class Turn:
         if not self.gone:
             self._transport.write(b"%b%b\r\n%b" % (head, framing, first))
 
-    def write(self, data: bytes) -> None:
-        """More of the body; not empty, which would end it."""
-        if not self.gone:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+    def writer(self) -> Callable[[bytes], None]:
+        """What takes the pieces of the body that `begin` announced; none may be empty, which would end it."""
+        send = self._transport.write
+
+        def write(data: bytes) -> None:
+            if not self.gone:
+                send(data)
+
+        def write_chunk(data: bytes) -> None:
+            if not self.gone:
+                send(b"%x\r\n%b\r\n" % (len(data), data))
+
+        return write_chunk if self._chunked else write
 
     def end(self, data: bytes = b"") -> None:
         """The last bytes: the answer is whole, as far as HTTP goes."""
-        if data:
-            self.write(data)
-        if self._chunked and not self.gone:
-            self._transport.write(b"0\r\n\r\n")
+        if self._chunked:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        if data and not self.gone:
+            self._transport.write(data)
         self._finish()
 
     def cut(self) -> None:

@@ -19,7 +19,7 @@ policies: queues admission routing
 policies: pool waiting
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes
-gateway: secret section address yamlfile http1
+gateway: secret section address yamlfile http1 link
 gateway: schema errors backend catalog
 gateway: consistency exchange
 gateway: config wire answers dialects reply
@@ -30,16 +30,22 @@ gateway: client assembly models admin
 gateway: proxy
 gateway: app
 gateway: serve
-loadtests: kvcache profiles
-loadtests: batch
-loadtests: engine
+loadtests: kvcache profiles tracefile
+loadtests: batch scenario traces
+loadtests: engine workload
+loadtests: fleet results router
+loadtests: gateways immediate simulation
+loadtests: queued
+loadtests: baselines
+loadtests: simulate
+loadtests: experiments
 loadtests: machine origin scoreboard prose httpd gauges llamacpp
 loadtests: loadgen asks live
 loadtests: peers speech
 loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
-loadtests: emulator simulate traces baselines replay report overhead
+loadtests: emulator replay report overhead
 loadtests: capacity decision
 gateway: demo emulate
 gateway: cli

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class GatewayProcess:
 
     async def begin(self) -> None:
         """Another test begins on the same process: counters and log are read from here on."""
+        await self.eventually(self._all_logged, "every request has its line")
         self._log_from = self.log_path.stat().st_size
         self._before = await self.samples()
 
@@ -152,9 +153,11 @@ class GatewayProcess:
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}\n{self.log[-2000:]}"
             await asyncio.sleep(0.02)
 
-    async def settled(self, fakes: Sequence[Fake] = (), *, sent: int | None = None, fds: int = 5) -> None:
-        """The invariants: nothing in flight, nothing queued, nothing open at the backends, descriptors as before, no
-        fault in the log, no secret anywhere, as many outcomes as requests were `sent`, all capacity usable again."""
+    async def _all_logged(self) -> bool:
+        return len(self.lines) == sum((await self.outcomes()).values())
+
+    async def idle(self, fakes: Sequence[Fake] = ()) -> None:
+        """Wait until nothing is in flight, queued, or open at the backends."""
 
         async def still() -> bool:
             gauges = {key: value for key, value in (await self.samples()).items() if key[0] in GAUGES}
@@ -162,11 +165,26 @@ class GatewayProcess:
             return not any(gauges.values()) and not any(fake.open_requests for fake in fakes)
 
         await self.eventually(still, "gauges and backends idle")
+
+    async def settled(
+        self,
+        fakes: Sequence[Fake] = (),
+        *,
+        sent: int | None = None,
+        outcomes: Mapping[str, int] | None = None,
+        fds: int = 5,
+    ) -> None:
+        """The invariants: nothing in flight, nothing queued, nothing open at the backends, descriptors as before, no
+        fault in the log, no secret anywhere, one outcome and one line for each request `sent`, all capacity usable
+        again."""
+        await self.idle(fakes)
         assert [error for fake in fakes for error in fake.errors] == []
         idle = sum(len(fake.tasks) for fake in fakes)
         await self.eventually(lambda: self.fds <= self._fds + idle + fds, "descriptors at the baseline", timeout_s=8)
-        if sent is not None:
-            assert sum((await self.outcomes()).values()) == sent
+        await self.eventually(self._all_logged, "every request has its line")
+        found = await self.outcomes()
+        assert outcomes is None or found == outcomes
+        assert sent is None or sum(found.values()) == sent
         begun = time.monotonic()
         assert (await self.get("/livez")).status_code == 200
         assert time.monotonic() - begun < 0.5

@@ -10,11 +10,9 @@ from tests.faults.fakes import (
     DONE,
     Fake,
     FakeConnection,
-    completion,
     event,
     healthy,
     streaming,
-    usage_event,
 )
 from tests.faults.process import GatewayProcess
 from tests.faults.rawclient import RawClient, Response, ask, chat
