@@ -18,8 +18,9 @@ import pytest
 
 from loadtests.llamacpp import serving
 from tests.clients import tiny_gguf
-from tests.clients.conftest import TURNS, Service, started
+from tests.clients.conftest import TURNS
 from tests.clients.tap import Tap, tapped
+from tests.service import Service, started
 
 pytest.importorskip("xllamacpp", reason="xllamacpp has no wheel for this platform")
 
