@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -57,9 +59,23 @@ class Service:
         return self.metric(IN_FLIGHT) == self.metric(QUEUED) == 0
 
 
-def started(stack: ExitStack, folder: Path, told: dict[str, Any]) -> Service:
-    """A gateway with this configuration, on free ports unless it says otherwise, as long as the stack stands."""
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """`headrace` with these arguments, when it has ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environ,
+    )
+
+
+def started(stack: ExitStack, folder: Path, told: dict[str, Any], **files: str) -> Service:
+    """A gateway with this configuration and the files beside it, on free ports unless it says otherwise."""
     path = folder / "headrace.yaml"
+    for name, text in files.items():
+        (folder / name).write_text(text)
     server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"} | told.get("server", {})
     path.write_text(json.dumps(told | {"server": server}))  # JSON is YAML
     return serving(stack, folder, "-c", str(path))
