@@ -163,6 +163,11 @@ class Reply:
         elif now - self._progress_at() > limit.idle:
             self.fail(UpstreamTimeout("idle", limit.idle, self.phase))
 
+    def excuse(self, lag_s: float) -> None:
+        """The gateway was too busy to read for so long: that is not the backend's time."""
+        self.sent_at += lag_s
+        self.active_at += lag_s
+
     def _progress_at(self) -> float:
         meter = self.meter
         return self.active_at if meter is None or meter.finish is None else meter.last_data_at or self.active_at
