@@ -95,16 +95,17 @@ class RawClient:
     async def ask(self, data: bytes, timeout_s: float = 20.0) -> Response:
         """Send a request and read its whole response."""
         await self.send(data)
-        return await self.response(timeout_s)
+        return await self.response(timeout_s, method=data[:20].split(b" ")[0].decode("latin-1"))
 
-    async def response(self, timeout_s: float = 20.0, *, until: bytes | None = None) -> Response:
-        """The next response on this connection, read to its end or until `until` stands in the body. h11 judges the
-        framing. `complete` is False where the connection broke first."""
+    async def response(self, timeout_s: float = 20.0, *, until: bytes | None = None, method: str = "POST") -> Response:
+        """The next response on this connection, to a request of this method, read to its end or until `until` stands
+        in the body. h11 judges the framing. `complete` is False where the connection broke first."""
         assert self._reader is not None
         if self._parser.our_state is h11.DONE and self._parser.their_state is h11.DONE:
             self._parser.start_next_cycle()
         if self._parser.our_state is h11.IDLE:
-            self._parser.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
+            method = method if method.isalpha() else "POST"
+            self._parser.send(h11.Request(method=method, target="/", headers=[("Host", "x")]))
             self._parser.send(h11.EndOfMessage())
         response = Response()
         async with asyncio.timeout(timeout_s):
