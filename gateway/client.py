@@ -11,6 +11,7 @@ from gateway import answers
 from gateway.connection import Downlink
 from gateway.errors import (
     BUFFERS_FULL,
+    INVALID_REQUEST,
     REQUEST_TIMEOUT,
     REQUEST_TOO_LARGE,
     UNSUPPORTED_ENCODING,
@@ -129,26 +130,33 @@ class Client:
             raise Refused(UNSUPPORTED_ENCODING, "Compressed request bodies are not accepted: send it as it is.")
         declared = self.headers.get(b"content-length", b"0")
         self._admit(int(declared) if declared.isdigit() else 0)
+        if self._downlink.unread:
+            return await self._rest()
         message = await self._receive()
-        if message["type"] != "http.request" or message.get("more_body"):
-            return await self._rest(message)
+        if message["type"] != "http.request":
+            raise ClientGone
         body = bytes(message["body"])
         self._hold(len(body))
         return body
 
-    async def _rest(self, message: Mapping[str, Any]) -> bytes:
+    async def _rest(self) -> bytes:
+        """A body that did not come along with its head."""
         pieces = bytearray()
-        while message["type"] == "http.request":
-            pieces += message["body"]
-            self._hold(len(pieces))
-            if not message.get("more_body"):
-                return bytes(pieces)
+        more = True
+        while more:
+            if self._downlink.broken:
+                raise Refused(INVALID_REQUEST, "The request body is not valid HTTP/1.1.")
             try:
                 async with asyncio.timeout(BODY_STALL_S):
                     message = await self._receive()
             except TimeoutError:
                 raise Refused(REQUEST_TIMEOUT, f"The body paused for more than {BODY_STALL_S:g} s.") from None
-        raise ClientGone
+            if message["type"] != "http.request":
+                raise ClientGone
+            pieces += message["body"]
+            self._hold(len(pieces))
+            more = message.get("more_body", False)
+        return bytes(pieces)
 
     def _admit(self, size: int) -> None:
         if size > self._max_body:

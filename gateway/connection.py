@@ -59,6 +59,16 @@ class Downlink:
         self.gone = connection.transport.is_closing()
 
     @property
+    def unread(self) -> bool:
+        """Whether more of the request's body is to come."""
+        return self._cycle.more_body
+
+    @property
+    def broken(self) -> bool:
+        """Whether the rest of the request's body will never come: what came of it is not HTTP."""
+        return self._cycle.more_body and self._connection.lingering
+
+    @property
     def date(self) -> list[tuple[bytes, bytes]]:
         """The Date header, kept by uvicorn."""
         return self._cycle.default_headers
@@ -118,9 +128,7 @@ class Downlink:
         cycle.message_event.set()
         if self.gone:
             return
-        if cycle.more_body:
-            self._connection.linger()
-        elif not cycle.keep_alive:
+        if not cycle.keep_alive and not cycle.more_body:
             self._transport.close()
         cycle.on_response()
 
@@ -140,10 +148,10 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._downlink: Downlink | None = None
+        self.lingering = False  # whatever the client still sends is thrown away
         self._head_bytes = 0
         self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
-        self._lingering = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -163,7 +171,7 @@ class Connection(HttpToolsProtocol):
                 downlink.on_gone()
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering or self.transport.is_closing():
+        if self.lingering or self.transport.is_closing():
             return
         super().data_received(data)
         if self._in_head:
@@ -175,7 +183,8 @@ class Connection(HttpToolsProtocol):
 
     def linger(self) -> None:
         """Throw away what the client still sends, for a while, and only then close."""
-        self._lingering = True
+        self.lingering = True
+        self._stop_head_timer()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
@@ -198,16 +207,18 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if not self._lingering:
+        if not self.lingering:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._lingering:
+        if not self.lingering:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._downlink = None
+        downlink, self._downlink = self._downlink, None
         super().on_response_complete()
+        if downlink is not None and downlink.unread and not self.transport.is_closing():
+            self.linger()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._downlink = Downlink(self, cycle)
@@ -228,11 +239,15 @@ class Connection(HttpToolsProtocol):
         self._refuse(INVALID_REQUEST, "The request is not valid HTTP/1.1.")
 
     def _refuse(self, refusal: Refusal, message: str) -> None:
-        if self.transport.is_closing() or self._lingering:
+        if self.transport.is_closing() or self.lingering:
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._lingering = True  # the answer to an earlier request is under way: it ends, and the connection with it
-            self.cycle.keep_alive = False
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            # An answer is under way, to an earlier request or, where a body broke its framing, to this very one: it
+            # ends, and the connection with it.
+            self.lingering = True
+            cycle.keep_alive = False
+            cycle.message_event.set()
         else:
             body = openai_error(refusal.type, refusal.code, message)
             head = (
