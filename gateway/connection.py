@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._downlink: Downlink | None = None
         self.lingering = False  # whatever the client still sends is thrown away
-        self._head_bytes = 0
+        self._idle_bytes = 0  # since a request began or its body grew: of a head, of trailers, of chunk extensions
         self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -173,13 +173,12 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.lingering or self.transport.is_closing():
             return
+        self._idle_bytes += len(data)
         super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limits.bytes:
-                self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(self._limits.seconds, self._head_timed_out)
+        if self._idle_bytes > self._limits.bytes:
+            self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
+        elif self._head_timer is None and (self._in_head or self.cycle is None or self.cycle.response_complete):
+            self._head_timer = self.loop.call_later(self._limits.seconds, self._head_timed_out)
 
     def linger(self) -> None:
         """Throw away what the client still sends, for a while, and only then close."""
@@ -195,22 +194,27 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
-        self._head_bytes = 0
+        self._idle_bytes = 0
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_head_timer()
+        if self.lingering:
+            return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.bytes:
             self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
             return
         super().on_headers_complete()
+        self.headers = []  # trailers go there: nobody reads them, and they must not pass for headers
 
     def on_body(self, body: bytes) -> None:
+        self._idle_bytes = 0
         if not self.lingering:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._idle_bytes = 0
         if not self.lingering:
             super().on_message_complete()
 

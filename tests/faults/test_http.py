@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,8 @@ from tests.faults.fakes import FakeConnection, completion
 from tests.faults.rawclient import RawClient, chat, post
 
 pytestmark = pytest.mark.anyio
+
+HEADER_S = 2.0  # how long a head may take here
 
 BODY = b'{"model":"m","messages":[]}'
 CHUNKED = b"1b\r\n" + BODY + b"\r\n0\r\n\r\n"
@@ -39,6 +43,12 @@ CONFLICTS = {
     "chunk-ended-by-line-feed": (["Transfer-Encoding: chunked"], CHUNKED.replace(b"\r\n", b"\n")),
     "line-feed-in-chunk-extension": (["Transfer-Encoding: chunked"], CHUNKED.replace(b"1b\r\n", b"1b;a\nb\r\n")),
 }
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, Any]:
+    """A head may take two seconds only."""
+    return {"server": {"header_timeout": f"{HEADER_S}s"}}
 
 
 @pytest.mark.parametrize("conflict", CONFLICTS)
@@ -85,4 +95,82 @@ async def test_b140_a_broken_body_ends_only_its_own_request(stage: Stage) -> Non
         assert first.json()["choices"][0]["message"]["content"] == "first"
         assert await client.closed()
     assert stage.fake.hits == 1
+    await stage.settled()
+
+
+async def test_b140_trailers_are_no_headers(stage: Stage) -> None:
+    """What stands behind a chunked body neither reaches the backend nor counts as the client's own headers."""
+    trailers = b"X-User: t\r\nX-Headrace-Class: batch\r\nAuthorization: Bearer k\r\n"
+    body = CHUNKED.removesuffix(b"\r\n") + trailers + b"\r\n"
+    async with RawClient(stage.port) as client:
+        for _ in range(2):
+            response = await client.ask(post(body, "/v1/chat/completions", "Transfer-Encoding: chunked"))
+            assert (response.status, response.header("x-headrace-class")) == (200, "interactive")
+    assert [request.body for request in stage.fake.requests] == [BODY, BODY]
+    assert all(request.header("x-user") is None for request in stage.fake.requests)
+    await stage.settled()
+
+
+@pytest.mark.parametrize("flood", ["trailers", "one trailer", "chunk extension"])
+async def test_b140_what_is_neither_head_nor_body_is_bounded(stage: Stage, flood: str) -> None:
+    """Trailers and chunk extensions without end: refused after 64 KiB, closed, and no memory grows."""
+    begin, more = {
+        "trailers": (CHUNKED.removesuffix(b"\r\n"), b"X-A: b\r\n" * 1000),
+        "one trailer": (CHUNKED.removesuffix(b"\r\n") + b"X-A: ", b"a" * 8000),
+        "chunk extension": (b"1b;", b"a" * 8000),
+    }[flood]
+    rss = stage.gateway.rss
+    async with RawClient(stage.port) as client:
+        await client.send(post(begin, "/v1/chat/completions", "Transfer-Encoding: chunked"))
+        sending = asyncio.create_task(endless(client, more))
+        response = await client.response(timeout_s=5)
+        sending.cancel()
+        assert response.status == 400
+        assert await client.closed(timeout_s=5)
+    assert stage.fake.hits == 0
+    assert stage.gateway.rss - rss < 8 * 2**20
+    await stage.settled()
+
+
+async def endless(client: RawClient, data: bytes) -> None:
+    """Send until the connection breaks."""
+    try:
+        while True:
+            await client.send(data)
+            await asyncio.sleep(0.001)
+    except ConnectionError:
+        pass
+
+
+async def test_b136_a_head_behind_a_large_body_is_not_too_large(stage: Stage) -> None:
+    """100 KiB of body and the first bytes of the next head come in one segment: both requests are answered."""
+    large = post(BODY[:-1] + b',"x":"' + b"a" * 100_000 + b'"}')
+    async with RawClient(stage.port) as client:
+        await client.send(large + chat()[:20])
+        await asyncio.sleep(0.1)
+        await client.send(chat()[20:])
+        assert [(await client.response()).status for _ in range(2)] == [200, 200]
+    assert stage.fake.hits == 2
+    await stage.settled()
+
+
+async def test_b139_a_refused_connection_starts_nothing(stage: Stage) -> None:
+    """A head of 64 KiB and more, whole, with a good request right behind it: 431, closed, no backend reached."""
+    async with RawClient(stage.port) as client:
+        large = chat("X-A: " + "a" * 66_000)
+        response = await client.ask(large + chat(), timeout_s=5)
+        assert (response.status, response.error()["code"]) == (431, "headers_too_large")
+        assert await client.closed(timeout_s=5)
+    assert stage.fake.hits == 0
+    await stage.settled()
+
+
+async def test_b139_line_ends_do_not_keep_a_connection(stage: Stage) -> None:
+    """After an answer a client sends one empty line and no more: the connection ends with the head's time."""
+    async with RawClient(stage.port) as client:
+        assert (await client.ask(chat())).status == 200
+        await client.send(b"\r\n")
+        begun = time.monotonic()
+        assert await client.closed(timeout_s=HEADER_S + 3)
+        assert time.monotonic() - begun > HEADER_S - 0.5
     await stage.settled()
