@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -174,11 +175,27 @@ class Connection(HttpToolsProtocol):
         if self.lingering or self.transport.is_closing():
             return
         self._idle_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._idle_bytes > self._limits.bytes:
             self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
         elif self._head_timer is None and (self._in_head or self.cycle is None or self.cycle.response_complete):
             self._head_timer = self.loop.call_later(self._limits.seconds, self._head_timed_out)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(INVALID_REQUEST, "The request is not valid HTTP/1.1.")
+
+    def _decline(self, rest: bytes) -> None:
+        """The client offers to go on in another protocol: curl and Java's client offer h2c, with any request. llhttp
+        then takes the request's body for that protocol. So read the request again, this time without the offer."""
+        head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self._parse(b"".join((*head, b"\r\n", rest)))
 
     def linger(self) -> None:
         """Throw away what the client still sends, for a while, and only then close."""
@@ -201,6 +218,8 @@ class Connection(HttpToolsProtocol):
         self._stop_head_timer()
         if self.lingering:
             return
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.bytes:
             self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
@@ -215,7 +234,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._idle_bytes = 0
-        if not self.lingering:
+        if not self.lingering and not self.parser.should_upgrade():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -238,9 +257,6 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
         if self._downlink is not None and self._downlink.source is not None:
             self._downlink.source.resume()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(INVALID_REQUEST, "The request is not valid HTTP/1.1.")
 
     def _refuse(self, refusal: Refusal, message: str) -> None:
         if self.transport.is_closing() or self.lingering:

@@ -174,3 +174,46 @@ async def test_b139_line_ends_do_not_keep_a_connection(stage: Stage) -> None:
         assert await client.closed(timeout_s=HEADER_S + 3)
         assert time.monotonic() - begun > HEADER_S - 0.5
     await stage.settled()
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("split", [False, True])
+async def test_b140_an_offered_upgrade_costs_no_body(stage: Stage, framing: str, split: bool) -> None:
+    """Clients that offer h2c with a POST (curl, Java) are answered in HTTP/1.1, body and next request included."""
+    offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"]
+    if framing == "chunks":
+        offer.append("Transfer-Encoding: chunked")
+    data = post(CHUNKED if framing == "chunks" else BODY, "/v1/chat/completions", *offer)
+    head, _, body = data.partition(b"\r\n\r\n")
+    async with RawClient(stage.port) as client:
+        await client.send(head + b"\r\n\r\n" + (b"" if split else body + chat()))
+        if split:
+            await asyncio.sleep(0.05)
+            await client.send(body + chat())
+        assert [(await client.response()).status for _ in range(2)] == [200, 200]
+    assert stage.fake.requests[0].body == BODY
+    assert {name for name, _ in stage.fake.requests[0].headers}.isdisjoint({"upgrade", "http2-settings", "connection"})
+    assert stage.fake.hits == 2
+    await stage.settled()
+
+
+async def test_b140_a_body_never_becomes_a_request(stage: Stage) -> None:
+    """An upgrade offer with a body that reads like a request: it is a body, however it is cut."""
+    hidden = chat()
+    head = post(hidden, "/v1/chat/completions", "Connection: Upgrade", "Upgrade: h2c")[: -len(hidden)]
+    async with RawClient(stage.port) as client:
+        await client.send(head)
+        await asyncio.sleep(0.05)
+        response = await client.ask(hidden)
+        assert (response.status, response.error()["code"]) == (400, "invalid_body")
+    assert stage.fake.hits == 0
+    await stage.settled()
+
+
+@pytest.mark.parametrize("head", [b"CONNECT evil:80 HTTP/1.1\r\nHost: g\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+async def test_b140_no_tunnel_and_no_http2(stage: Stage, head: bytes) -> None:
+    """CONNECT and the preface of HTTP/2 are refused and closed."""
+    async with RawClient(stage.port) as client:
+        assert (await client.ask(head)).status == 400
+        assert await client.closed()
+    await stage.settled()
