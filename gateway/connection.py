@@ -22,6 +22,7 @@ from gateway.errors import HEADERS_TOO_LARGE, INVALID_REQUEST, REQUEST_TIMEOUT, 
 
 LINGER_S = 2.0  # how long an unread request body is thrown away, so that its sender sees the refusal and no reset
 HIGH_WATER = 64 * 1024
+PIPELINED = 64  # requests that may wait for the answer to an earlier one; each costs memory before it is looked at
 PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
@@ -223,6 +224,9 @@ class Connection(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.bytes:
             self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
+            return
+        if len(self.pipeline) >= PIPELINED:
+            self._refuse(INVALID_REQUEST, "Too many requests wait on this connection.")
             return
         super().on_headers_complete()
         self.headers = []  # trailers go there: nobody reads them, and they must not pass for headers

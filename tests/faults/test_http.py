@@ -206,8 +206,9 @@ async def test_b140_a_body_never_becomes_a_request(stage: Stage) -> None:
         await asyncio.sleep(0.05)
         response = await client.ask(hidden)
         assert (response.status, response.error()["code"]) == (400, "invalid_body")
-    assert stage.fake.hits == 0
+        await asyncio.sleep(0.1)
     await stage.settled()
+    assert stage.fake.hits == 0
 
 
 @pytest.mark.parametrize("head", [b"CONNECT evil:80 HTTP/1.1\r\nHost: g\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
@@ -216,4 +217,26 @@ async def test_b140_no_tunnel_and_no_http2(stage: Stage, head: bytes) -> None:
     async with RawClient(stage.port) as client:
         assert (await client.ask(head)).status == 400
         assert await client.closed()
+    await stage.settled()
+
+
+async def test_b136_a_pipeline_has_an_end(stage: Stage) -> None:
+    """20,000 requests in one go behind a slow one: some are answered, the rest never start, and memory is flat."""
+
+    async def slow(connection: FakeConnection) -> None:
+        while True:
+            await connection.request()
+            await asyncio.sleep(0.5)
+            await connection.answer(completion())
+
+    stage.play(slow)
+    rss = stage.gateway.rss
+    async with RawClient(stage.port) as client:
+        sending = asyncio.create_task(client.send(chat() + b"GET /v1/models HTTP/1.1\r\nHost: g\r\n\r\n" * 20_000))
+        first = await client.response()
+        answers = [await client.response(method="GET") for _ in range(64)]
+        assert {first.status, *(answer.status for answer in answers)} == {200}
+        assert stage.gateway.rss - rss < 12 * 2**20
+        assert await client.closed()
+        sending.cancel()
     await stage.settled()
