@@ -228,6 +228,8 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED:
             self._refuse(INVALID_REQUEST, "Too many requests wait on this connection.")
             return
+        if self.expect_100_continue and self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1: such a client takes the interim answer for the answer
         super().on_headers_complete()
         self.headers = []  # trailers go there: nobody reads them, and they must not pass for headers
 
@@ -275,9 +277,10 @@ class Connection(HttpToolsProtocol):
         else:
             body = openai_error(refusal.type, refusal.code, message)
             head = (
-                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head % (refusal.status, PHRASES[refusal.status], len(body)) + body)
+                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"x-headrace-reason: %b\r\nconnection: close\r\n\r\n"
+            ) % (refusal.status, PHRASES[refusal.status], len(body), refusal.reason.encode())
+            self.transport.write(head + body)
             self.linger()
 
     def _head_timed_out(self) -> None:
