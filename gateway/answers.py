@@ -36,8 +36,6 @@ def refusal(error: GatewayError, dialect: Dialect, request_id: str) -> tuple[int
     headers = [(b"content-type", b"application/json"), (b"x-headrace-reason", row.reason.encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if status == 405:
-        headers.append((b"allow", b"POST"))
     if error.retry_after is not None:
         headers += retry_after(error.retry_after)
     if error.retry is not None:

@@ -12,6 +12,7 @@ from secrets import token_hex
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -41,6 +42,7 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+SHOWN = 200  # characters of a path that are told back
 EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
 
 logger = logging.getLogger("headrace")
@@ -120,7 +122,7 @@ class Gateway:
     def _greet(self, client: Client, x: Exchange) -> None:
         x.request_id = client.request_id or x.request_id
         origin = client.headers.get(b"origin")
-        if origin in self.origins:
+        if origin is not None and not self.origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)
         if self.draining:
             raise shutting_down()
@@ -139,22 +141,28 @@ def cors(origin: bytes) -> list[Header]:
     ]
 
 
-def unknown(request: Request) -> Refused:
-    """A path that leads nowhere, or a method that it does not take."""
-    path = request.url.path
-    if path in ENDPOINTS:
-        return Refused(METHOD_NOT_ALLOWED, f"{path} takes POST, not {request.method}.")
-    return Refused(UNKNOWN_URL, f"Unknown request URL: {request.method} {path}.")
+def unknown(request: Request, error: HTTPException) -> tuple[Refused, list[Header]]:
+    """A path that leads nowhere, or a method that it does not take and the headers that say which it does."""
+    path: str = request.scope["path"]
+    shown = path if len(path) <= SHOWN else path[:SHOWN] + "..."
+    allowed = "POST" if path in ENDPOINTS else (error.headers or {}).get("Allow")
+    if allowed is None:
+        return Refused(UNKNOWN_URL, f"Unknown request URL: {request.method} {shown}."), []
+    message = f"{shown} takes {allowed}, not {request.method}."
+    return Refused(METHOD_NOT_ALLOWED, message), [(b"allow", allowed.encode())]
 
 
 def api(gateway: Gateway) -> Application:
     """The ASGI application of the API: inference on the short way, everything else through Starlette."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        known = error if isinstance(error, GatewayError) else unknown(request)
+        more: list[Header] = []
+        if isinstance(error, HTTPException):
+            error, more = unknown(request, error)
+        assert isinstance(error, GatewayError)
         request_id = next(gateway.request_ids)
-        status, headers, body = answers.refusal(known, Dialect.OTHER, request_id)
-        headers.append((b"x-request-id", request_id.encode()))
+        status, headers, body = answers.refusal(error, Dialect.OTHER, request_id)
+        headers += [*more, (b"x-request-id", request_id.encode())]
         return Response(body, status, {name.decode(): value.decode() for name, value in headers})
 
     rest: Any = Starlette(
@@ -162,7 +170,8 @@ def api(gateway: Gateway) -> Application:
         exception_handlers={404: refused, 405: refused, GatewayError: refused},
     )
     if gateway.origins:
-        rest = CORSMiddleware(rest, gateway.settings.server.cors, allow_methods=["*"], allow_headers=["*"])
+        allowed, exposed = gateway.settings.server.cors, EXPOSED.decode().split(", ")
+        rest = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
