@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from gateway import answers
 from gateway.connection import Downlink
@@ -58,7 +59,8 @@ NOT_FORWARDED_PREFIXES = (
     b"x-llm-d-",
     b"x-smg-",
 )
-SECRET_PARAMETERS = (b"key=", b"api_key=", b"api-key=", b"access_token=", b"token=")
+SECRET_PARAMETERS = frozenset((b"key", b"api_key", b"api-key", b"access_token", b"token"))
+SINGULAR = (b"content-encoding", b"content-length", b"content-type", b"host")  # of two, who reads which?
 
 
 class Buffers:
@@ -126,6 +128,8 @@ class Client:
     async def body(self) -> bytes:
         """The whole body. Raises Refused before reading what is declared too large or encoded, and at the byte that
         crosses the limit otherwise; Unavailable where the buffers are full; ClientGone."""
+        if len(self.headers) < len(self.raw_headers):
+            self._check_singular()
         if self.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise Refused(UNSUPPORTED_ENCODING, "Compressed request bodies are not accepted: send it as it is.")
         declared = self.headers.get(b"content-length", b"0")
@@ -138,6 +142,12 @@ class Client:
         body = bytes(message["body"])
         self._hold(len(body))
         return body
+
+    def _check_singular(self) -> None:
+        names = [name for name, _ in self.raw_headers]
+        for name in SINGULAR:
+            if names.count(name) > 1:
+                raise Refused(INVALID_REQUEST, f"The header {name.decode()} stands there more than once.")
 
     async def _rest(self) -> bytes:
         """A body that did not come along with its head."""
@@ -187,7 +197,7 @@ class Client:
         """Path and query for the backend, as sent but for keys that some clients put there."""
         if not self.query:
             return self.path.encode()
-        kept = [item for item in self.query.split(b"&") if not item.lower().startswith(SECRET_PARAMETERS)]
+        kept = [item for item in self.query.split(b"&") if _parameter(item) not in SECRET_PARAMETERS]
         return b"?".join(filter(None, (self.path.encode(), b"&".join(kept))))
 
     def present(self) -> Presence:
@@ -207,6 +217,11 @@ class Client:
             dialect = exchange.endpoint.dialect if exchange.endpoint else Dialect.OTHER
             answer = Answer(*answers.refusal(error, dialect, exchange.request_id))
         send(answer, self._downlink, exchange)
+
+
+def _parameter(item: bytes) -> bytes:
+    """The name in one item of a query, in lower case."""
+    return unquote_to_bytes(item.partition(b"=")[0]).lower()
 
 
 class Presence:
