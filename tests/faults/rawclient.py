@@ -110,16 +110,13 @@ class RawClient:
         response = Response()
         async with asyncio.timeout(timeout_s):
             while not response.complete:
-                event = self._parser.next_event()
-                if event is h11.NEED_DATA:
-                    try:
-                        self._parser.receive_data(await self._reader.read(65536))
-                    except ConnectionError:
-                        return response
-                    continue
                 try:
+                    event = self._parser.next_event()
+                    if event is h11.NEED_DATA:
+                        self._parser.receive_data(await self._reader.read(65536))
+                        continue
                     self._note(response, event)
-                except h11.RemoteProtocolError:
+                except (ConnectionError, h11.RemoteProtocolError):
                     return response
                 if until is not None and until in response.body:
                     return response
@@ -138,6 +135,12 @@ class RawClient:
             response.complete, response.ended_at = True, now
         elif isinstance(event, h11.ConnectionClosed):
             raise h11.RemoteProtocolError("closed")
+
+    async def interim(self, timeout_s: float = 20.0) -> bytes:
+        """The head of an interim response; what comes behind it is the next response."""
+        assert self._reader is not None
+        async with asyncio.timeout(timeout_s):
+            return await self._reader.readuntil(b"\r\n\r\n")
 
     def half_close(self) -> None:
         """No more will be sent; reading goes on."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults.conftest import Stage
-from tests.faults.fakes import FakeConnection, completion
-from tests.faults.rawclient import RawClient, chat, post
+from tests.faults.fakes import DONE, Fake, FakeConnection, Script, completion, event, healthy
+from tests.faults.process import DIGEST, KEY, GatewayProcess, pool
+from tests.faults.rawclient import RawClient, ask, chat, post
 
 pytestmark = pytest.mark.anyio
 
@@ -240,3 +243,267 @@ async def test_b136_a_pipeline_has_an_end(stage: Stage) -> None:
         assert await client.closed()
         sending.cancel()
     await stage.settled()
+
+
+@pytest.mark.parametrize("header", ["Host: evil", "Content-Type: multipart/form-data; boundary=x"])
+async def test_b140_of_two_headers_neither_is_chosen(stage: Stage, header: str) -> None:
+    """A second Host, a second content type: what the gateway reads and what a backend reads could differ."""
+    response = await ask(stage.port, chat(header, "Content-Type: application/json"))
+    assert (response.status, response.error()["code"]) == (400, "invalid_request")
+    response = await ask(stage.port, chat("Content-Encoding: gzip", "Content-Encoding: identity"))
+    assert (response.status, response.error()["code"]) == (400, "invalid_request")
+    assert stage.fake.hits == 0
+    await stage.settled()
+
+
+async def test_b140_hop_by_hop_headers_end_here(stage: Stage) -> None:
+    """What Connection names, and what never passes a proxy, does not reach the backend; the rest does."""
+    hops = [
+        "Connection: close, X-Internal-Auth",
+        "X-Internal-Auth: 1",
+        "TE: trailers",
+        "Upgrade: h2c",
+        "Proxy-Authorization: Basic c2VjcmV0",
+        "Proxy-Connection: keep-alive",
+        "Keep-Alive: timeout=5",
+        "Trailer: X-A",
+        "X-Kept: yes",
+    ]
+    response = await ask(stage.port, chat(*hops))
+    assert (response.status, response.header("connection")) == (200, "close")
+    expected = {"host", "content-type", "content-length", "accept-encoding", "x-request-id", "x-kept"}
+    assert {name for name, _ in stage.fake.requests[0].headers} == expected
+    await stage.settled()
+
+
+LARGE = b'{"model":"m","messages":[],"x":"' + b"a" * 5 * 2**20 + b'"}'
+
+
+async def test_b134_expect_is_answered_where_the_body_is_wanted(stage: Stage) -> None:
+    """100 Continue at once, and no word of it to the backend; a client of HTTP/1.0 gets no interim answer."""
+    data = post(LARGE, "/v1/chat/completions", "Expect: 100-continue")
+    head = data[: -len(LARGE)]
+    async with RawClient(stage.port) as client:
+        begun = time.monotonic()
+        await client.send(head)
+        assert (await client.interim()).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert time.monotonic() - begun < 0.1
+        assert (await client.ask(LARGE)).status == 200
+    assert stage.fake.requests[0].header("expect") is None
+    old = chat("Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+    response = await ask(stage.port, old)
+    assert (response.status, response.interim) == (200, [])
+    await stage.settled()
+
+
+async def test_b134_expect_is_not_answered_where_the_request_is_refused(tmp_path: Path) -> None:
+    """A bad key, a declared size above the limit: 401 and 413 without 100 Continue, and the body is not needed."""
+    tenants = {"t": {"keys": [{"sha256": DIGEST}]}}
+    async with (
+        Fake(healthy) as fake,
+        GatewayProcess(pool(fake.url, tenants=tenants, server={"max_body": "1MiB"}), tmp_path) as gateway,
+    ):
+        for lines, status in (
+            (["Authorization: Bearer wrong"], 401),
+            ([f"Authorization: Bearer {KEY}"], 413),
+            ([f"Authorization: Bearer {KEY}", "Content-Encoding: gzip"], 415),
+        ):
+            head = post(LARGE, "/v1/chat/completions", "Expect: 100-continue", *lines)[: -len(LARGE)]
+            async with RawClient(gateway.port) as client:
+                response = await client.ask(head)
+                assert (response.status, response.interim) == (status, [])
+                assert response.error()["type"] == "invalid_request_error"
+                assert await client.closed()
+        assert fake.hits == 0
+        await gateway.settled([fake])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_b136_pipelined_requests_are_answered_in_order(stage: Stage, stream: bool) -> None:
+    """Two in one segment: the second waits for the whole answer to the first, be it a stream."""
+    stage.play(numbered())
+    async with RawClient(stage.port) as client:
+        await client.send(chat(stream=stream) + chat(stream=stream))
+        first, second = await client.response(), await client.response()
+    assert (first.complete, second.complete) == (True, True)
+    assert b"answer 1" in first.body and b"answer 2" in second.body
+    assert stage.fake.requests[1].at > stage.fake.requests[0].at + 0.15
+    assert stage.fake.hits == 2
+    await stage.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_b136_nothing_is_answered_behind_connection_close(stage: Stage, stream: bool) -> None:
+    """The first of two says `Connection: close`: one answer, then the end; the second never starts."""
+    stage.play(numbered())
+    async with RawClient(stage.port) as client:
+        response = await client.ask(chat("Connection: close", stream=stream) + chat(stream=stream))
+        assert response.complete
+        assert response.header("connection") == "close"
+        assert await client.closed()
+    assert stage.fake.hits == 1
+    await stage.settled()
+
+
+def numbered() -> Script:
+    """Every answer takes 200 ms and says which it is."""
+    numbers = count(1)
+
+    async def script(connection: FakeConnection) -> None:
+        while True:
+            request = await connection.request()
+            text = f"answer {next(numbers)}"
+            if request.json().get("stream"):
+                await connection.stream_head()
+                await connection.chunk(event(text))
+                await asyncio.sleep(0.2)
+                await connection.chunk(event(finish="stop") + DONE)
+                await connection.last_chunk()
+            else:
+                await asyncio.sleep(0.2)
+                await connection.answer(completion(text))
+
+    return script
+
+
+async def test_b137_one_connection_serves_a_thousand_requests(stage: Stage) -> None:
+    """Streams, whole answers, refusals, HEAD and a body in two segments, in turn on one socket: nothing gets stuck."""
+    large = chat(x="a" * 65_536)
+    kinds = [
+        ([chat(stream=True)], "POST", 200),
+        ([chat()], "POST", 200),
+        ([post(b"{")], "POST", 400),
+        ([b"HEAD /v1/models HTTP/1.1\r\nHost: g\r\n\r\n"], "HEAD", 200),
+        ([large[:1000], large[1000:]], "POST", 200),
+    ]
+    slowest = 0.0
+    async with RawClient(stage.port) as client:
+        for number in range(1000):
+            pieces, method, status = kinds[number % len(kinds)]
+            begun = time.monotonic()
+            for piece in pieces[:-1]:
+                await client.send(piece)
+                await asyncio.sleep(0.005)
+            await client.send(pieces[-1])
+            response = await client.response(method=method)
+            assert (response.status, response.complete) == (status, True), number
+            slowest = max(slowest, time.monotonic() - begun)
+    assert slowest < 1.0
+    assert await stage.gateway.outcomes() == {"ok": 600, "invalid_body": 200}
+    await stage.settled()
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_b138_a_half_closed_client_is_gone(stage: Stage, stream: bool, version: bytes) -> None:
+    """Documented: who shuts down its sending side is treated as gone. 499, the backend let go within a second, and
+    no half-written success."""
+
+    async def slow(connection: FakeConnection) -> None:
+        await connection.request()
+        await connection.wait_closed()
+        connection.finish()
+
+    stage.play(slow)
+    async with RawClient(stage.port) as client:
+        await client.send(chat(stream=stream).replace(b"HTTP/1.1", version))
+        await stage.gateway.eventually(lambda: stage.fake.hits == 1, "the backend is asked")
+        begun = time.monotonic()
+        client.half_close()
+        assert not (await client.response()).status
+        await stage.gateway.eventually(lambda: stage.fake.closed, "the backend is let go")
+        assert stage.fake.closed[0].at - begun < 1.0
+    assert await stage.gateway.outcomes() == {"client_disconnect": 1}
+    await stage.gateway.eventually(lambda: [line["status"] for line in stage.gateway.lines] == [499], "one line of 499")
+    await stage.settled()
+
+
+async def test_b139_large_heads_pass_up_to_the_limit(stage: Stage) -> None:
+    """8, 20 and 60 KiB of headers: served. 1 MiB in one header, or 20,000 headers: 431 and closed, memory flat."""
+    for size in (8, 20, 60):
+        response = await ask(stage.port, chat("X-Token: " + "a" * size * 1024))
+        assert response.status == 200, size
+    assert len(stage.fake.requests[-1].header("x-token") or "") == 60 * 1024
+    rss = stage.gateway.rss
+    for lines in (["X-Token: " + "a" * 2**20], [f"X-{number}: 1" for number in range(20_000)]):
+        async with RawClient(stage.port) as client:
+            response = await client.ask(chat(*lines))
+            assert (response.status, response.error()["code"]) == (431, "headers_too_large")
+            assert await client.closed()
+    assert stage.gateway.rss - rss < 8 * 2**20
+    assert stage.fake.hits == 3
+    await stage.settled()
+
+
+async def test_b139_a_head_that_dribbles_is_cut_off(stage: Stage) -> None:
+    """One byte every 100 ms: 408 when the time for a head is up, and others are served as ever."""
+
+    async def dribble(client: RawClient) -> None:
+        for byte in chat("X-A: " + "a" * 1000):
+            await client.send(bytes([byte]))
+            await asyncio.sleep(0.1)
+
+    async with RawClient(stage.port) as client:
+        begun = time.monotonic()
+        sending = asyncio.create_task(dribble(client))
+        while time.monotonic() - begun < HEADER_S - 0.5:
+            assert (await ask(stage.port, chat(), timeout_s=0.5)).status == 200
+            await asyncio.sleep(0.1)
+        response = await client.response(timeout_s=HEADER_S + 3)
+        assert (response.status, response.error()["code"]) == (408, "request_timeout")
+        assert HEADER_S - 0.5 < time.monotonic() - begun < HEADER_S + 2
+        sending.cancel()
+        assert await client.closed()
+    await stage.settled()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("OPTIONS", "/v1/chat/completions", "POST"),
+        ("HEAD", "/v1/embeddings", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("DELETE", "/v1/models/m", "GET"),
+        ("TRACE", "/v1/models", "GET"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_take(stage: Stage, method: str, path: str, allow: str) -> None:
+    """405 in the shape of OpenAI's errors, with Allow; the connection stays good."""
+    request = f"{method} {path} HTTP/1.1\r\nHost: g\r\n\r\n".encode()
+    async with RawClient(stage.port) as client:
+        response = await client.ask(request)
+        assert response.status == 405
+        assert allow in (response.header("allow") or "")
+        assert method == "HEAD" or response.error()["code"] == "method_not_allowed"
+        assert (await client.ask(chat())).status == 200
+    await stage.settled()
+
+
+@pytest.mark.parametrize("origin", ["https://app.example", "*"])
+async def test_pages_of_allowed_origins_read_answers_and_errors(tmp_path: Path, origin: str) -> None:
+    """The preflight is answered here, without a key; answers and refusals name the origin. Others get none of it."""
+    tenants = {"t": {"keys": [{"sha256": DIGEST}]}}
+    async with (
+        Fake(healthy) as fake,
+        GatewayProcess(pool(fake.url, tenants=tenants, server={"cors": [origin]}), tmp_path) as gateway,
+    ):
+        page = "Origin: https://app.example"
+        preflight = (
+            f"OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: g\r\n{page}\r\n"
+            "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization\r\n\r\n"
+        )
+        response = await ask(gateway.port, preflight.encode())
+        assert response.status == 200
+        assert "authorization" in (response.header("access-control-allow-headers") or "")
+        models = f"GET /v1/models HTTP/1.1\r\nHost: g\r\n{page}\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+        for request in (chat(page, f"Authorization: Bearer {KEY}"), chat(page), models):
+            response = await ask(gateway.port, request)
+            assert response.header("access-control-allow-origin") in (origin, "https://app.example")
+            assert "x-request-id" in (response.header("access-control-expose-headers") or "").lower()
+        if origin != "*":
+            for request in (chat("Origin: https://evil.example"), chat()):
+                response = await ask(gateway.port, request)
+                assert response.header("access-control-allow-origin") is None
+        assert fake.hits == 1
+        await gateway.settled([fake])
