@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable
 from itertools import count
 from random import Random
 from secrets import token_hex
@@ -30,18 +31,15 @@ from gateway.errors import (
     Refused,
     Unavailable,
 )
-from gateway.exchange import Dialect, Endpoint, Exchange, Header
+from gateway.exchange import Dialect, Exchange, Header
 from gateway.models import Models
 from gateway.proxy import proxy
 from gateway.telemetry import Telemetry
+from gateway.turn import Turn
 from gateway.upstream import Upstream
 from gateway.wire import ENDPOINTS
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
 SHOWN = 200  # characters of a path that are told back
 EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
 
@@ -94,16 +92,16 @@ class Gateway:
         """The time is up: running answers end with an error frame."""
         self.upstream.fail_all(shutting_down())
 
-    async def infer(self, endpoint: Endpoint, scope: Scope, receive: Receive) -> None:
+    async def infer(self, turn: Turn) -> None:
         """One request of the path: whatever happens to it, it is answered, settled and recorded once."""
-        x = Exchange(next(self.request_ids), self.clock(), endpoint)
-        self.active.add(x)
-        client = Client(scope, receive, buffers=self.buffers, max_body=self.settings.server.max_body, clock=self.clock)
+        x = Exchange(next(self.request_ids), self.clock(), turn.endpoint)
+        client = Client(turn, buffers=self.buffers, max_body=self.settings.server.max_body, clock=self.clock)
         error: GatewayError | None = None
+        self.active.add(x)
         try:
             with client:
                 self._greet(client, x)
-                await proxy(self, client, endpoint, x)
+                await proxy(self, client, x)
         except GatewayError as refused:
             error = refused
         except Exception:
@@ -120,9 +118,10 @@ class Gateway:
             self.telemetry.record(x)
 
     def _greet(self, client: Client, x: Exchange) -> None:
-        x.request_id = client.request_id or x.request_id
-        origin = client.headers.get(b"origin")
-        if origin is not None and not self.origins.isdisjoint((origin, b"*")):
+        sent_id = client.headers.get(b"x-request-id")
+        if sent_id is not None and REQUEST_ID.fullmatch(sent_id):
+            x.request_id = sent_id.decode()
+        if self.origins and (origin := client.headers.get(b"origin")) and not self.origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)
         if self.draining:
             raise shutting_down()
@@ -152,8 +151,8 @@ def unknown(request: Request, error: HTTPException) -> tuple[Refused, list[Heade
     return Refused(METHOD_NOT_ALLOWED, message), [(b"allow", allowed.encode())]
 
 
-def api(gateway: Gateway) -> Application:
-    """The ASGI application of the API: inference on the short way, everything else through Starlette."""
+def api(gateway: Gateway) -> Any:
+    """The ASGI application for everything that is not inference: models, and telling what is not there."""
 
     async def refused(request: Request, error: Exception) -> Response:
         more: list[Header] = []
@@ -172,12 +171,4 @@ def api(gateway: Gateway) -> Application:
     if gateway.origins:
         allowed, exposed = gateway.settings.server.cors, EXPOSED.decode().split(", ")
         rest = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
-
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if endpoint is None:
-            await rest(scope, receive, send)
-        else:
-            await gateway.infer(endpoint, scope, receive)
-
-    return application
+    return rest

@@ -24,7 +24,7 @@ class Timeouts:
         return min(30.0, self.total) if stream else self.total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Backend:
     """One server of a pool. `name` is its URL as configured, free of credentials: the label of its metrics."""
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from gateway import answers
-from gateway.connection import Downlink
 from gateway.errors import (
     BUFFERS_FULL,
     INVALID_REQUEST,
@@ -22,12 +18,12 @@ from gateway.errors import (
     Unavailable,
     UpstreamFailed,
 )
-from gateway.exchange import Call, Dialect, Exchange, Header
+from gateway.exchange import Call, Exchange
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.relay import Relay, send
 from gateway.reply import Clock, Reply
+from gateway.turn import Turn
 
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 BODY_STALL_S = 30.0  # how long an upload may pause
 
 # Framing, credentials, and what addresses the gateway itself or steers other routers: none of it reaches a backend.
@@ -85,23 +81,12 @@ class Buffers:
 
 
 class Client:
-    """`async with client` holds what its body takes of the buffers."""
+    """`with client` holds what its body takes of the buffers."""
 
-    def __init__(
-        self,
-        scope: Mapping[str, Any],
-        receive: Callable[[], Awaitable[Mapping[str, Any]]],
-        *,
-        buffers: Buffers,
-        max_body: int,
-        clock: Clock,
-    ) -> None:
-        self.raw_headers: list[Header] = scope["headers"]
-        self.headers: dict[bytes, bytes] = dict(self.raw_headers)
-        self.path: str = scope["path"]
-        self.query: bytes = scope["query_string"]
-        self._receive = receive
-        self._downlink: Downlink = scope["headrace.downlink"]
+    def __init__(self, turn: Turn, *, buffers: Buffers, max_body: int, clock: Clock) -> None:
+        self.raw_headers = turn.headers
+        self.headers = dict(turn.headers)
+        self._turn = turn
         self._buffers = buffers
         self._max_body = max_body
         self._clock = clock
@@ -111,12 +96,6 @@ class Client:
     def content_type(self) -> bytes:
         """As sent; empty where the client names none."""
         return self.headers.get(b"content-type", b"")
-
-    @property
-    def request_id(self) -> str | None:
-        """The client's own id for its request, if it is fit to stand in logs and headers."""
-        sent = self.headers.get(b"x-request-id", b"")
-        return sent.decode() if REQUEST_ID.fullmatch(sent) else None
 
     def __enter__(self) -> Client:
         return self
@@ -128,19 +107,18 @@ class Client:
     async def body(self) -> bytes:
         """The whole body. Raises Refused before reading what is declared too large or encoded, and at the byte that
         crosses the limit otherwise; Unavailable where the buffers are full; ClientGone."""
-        if len(self.headers) < len(self.raw_headers):
+        headers = self.headers
+        if len(headers) < len(self.raw_headers):
             self._check_singular()
-        if self.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        if b"content-encoding" in headers and headers[b"content-encoding"].strip().lower() != b"identity":
             raise Refused(UNSUPPORTED_ENCODING, "Compressed request bodies are not accepted: send it as it is.")
-        declared = self.headers.get(b"content-length", b"0")
+        declared = headers.get(b"content-length", b"0")
         self._admit(int(declared) if declared.isdigit() else 0)
-        if self._downlink.unread:
-            return await self._rest()
-        message = await self._receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        body = bytes(message["body"])
-        self._hold(len(body))
+        body = self._turn.whole()
+        if body is None:
+            body = await self._read()
+        else:
+            self._hold(len(body))
         return body
 
     def _check_singular(self) -> None:
@@ -149,29 +127,26 @@ class Client:
             if names.count(name) > 1:
                 raise Refused(INVALID_REQUEST, f"The header {name.decode()} stands there more than once.")
 
-    async def _rest(self) -> bytes:
-        """A body that did not come along with its head."""
-        pieces = bytearray()
-        more = True
-        while more:
-            if self._downlink.broken:
-                raise Refused(INVALID_REQUEST, "The request body is not valid HTTP/1.1.")
-            try:
+    async def _read(self) -> bytes:
+        body = bytearray()
+        try:
+            while True:
                 async with asyncio.timeout(BODY_STALL_S):
-                    message = await self._receive()
-            except TimeoutError:
-                raise Refused(REQUEST_TIMEOUT, f"The body paused for more than {BODY_STALL_S:g} s.") from None
-            if message["type"] != "http.request":
-                raise ClientGone
-            pieces += message["body"]
-            self._hold(len(pieces))
-            more = message.get("more_body", False)
-        return bytes(pieces)
+                    piece = await self._turn.piece()
+                if self._turn.gone:
+                    raise ClientGone
+                if self._turn.broken:
+                    raise Refused(INVALID_REQUEST, "The request body is not valid HTTP/1.1.")
+                if not piece:
+                    return bytes(body)
+                body += piece
+                self._hold(len(body))
+        except TimeoutError:
+            raise Refused(REQUEST_TIMEOUT, f"The body paused for more than {BODY_STALL_S:g} s.") from None
 
     def _admit(self, size: int) -> None:
         if size > self._max_body:
-            message = f"The body has {size} bytes or more; the limit is {self._max_body}."
-            raise Refused(REQUEST_TOO_LARGE, message)
+            raise Refused(REQUEST_TOO_LARGE, f"The body has {size} bytes or more; the limit is {self._max_body}.")
 
     def _hold(self, size: int) -> None:
         self._admit(size)
@@ -189,24 +164,23 @@ class Client:
             and not (header[0][:2] == b"x-" and header[0].startswith(NOT_FORWARDED_PREFIXES))
         ]
         call.headers += [(b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
-        call.target = self._target()
+        call.target = self._target() if self._turn.query else self._turn.endpoint.target
         call.class_ = self.headers.get(b"x-headrace-class", b"").decode("latin-1")
         return call
 
     def _target(self) -> bytes:
         """Path and query for the backend, as sent but for keys that some clients put there."""
-        if not self.query:
-            return self.path.encode()
-        kept = [item for item in self.query.split(b"&") if _parameter(item) not in SECRET_PARAMETERS]
-        return b"?".join(filter(None, (self.path.encode(), b"&".join(kept))))
+        path = self._turn.endpoint.path.encode()
+        kept = [item for item in self._turn.query.split(b"&") if _parameter(item) not in SECRET_PARAMETERS]
+        return b"%b?%b" % (path, b"&".join(kept)) if kept and kept != [b""] else path
 
     def present(self) -> Presence:
-        """`async with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
-        return Presence(self._downlink)
+        """`with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
+        return Presence(self._turn)
 
     async def relay(self, reply: Reply, exchange: Exchange) -> None:
         """The backend's answer goes to the client. Raises UpstreamFailed; in phase STREAMING it has been told."""
-        await Relay(reply, self._downlink, exchange, self._clock).run()
+        await Relay(reply, self._turn, exchange, self._clock).run()
 
     def refuse(self, error: GatewayError, exchange: Exchange) -> None:
         """Tell the client why there is no answer, unless there is one already."""
@@ -214,9 +188,8 @@ class Client:
             return
         answer = error.answer if isinstance(error, UpstreamFailed) else None
         if answer is None:
-            dialect = exchange.endpoint.dialect if exchange.endpoint else Dialect.OTHER
-            answer = Answer(*answers.refusal(error, dialect, exchange.request_id))
-        send(answer, self._downlink, exchange)
+            answer = Answer(*answers.refusal(error, exchange.endpoint.dialect, exchange.request_id))
+        send(answer, self._turn, exchange)
 
 
 def _parameter(item: bytes) -> bytes:
@@ -227,28 +200,25 @@ def _parameter(item: bytes) -> bytes:
 class Presence:
     """Cancels its block when the client leaves. The cancellation is its own only if nobody else asked for one."""
 
-    __slots__ = ("_cancelled", "_downlink", "_task")
+    __slots__ = ("_cancelled", "_task", "_turn")
 
-    def __init__(self, downlink: Downlink) -> None:
-        self._downlink = downlink
-        self._task: asyncio.Task[Any] | None = None
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._task = turn.task
         self._cancelled = False
 
-    async def __aenter__(self) -> None:
-        if self._downlink.gone:
+    def __enter__(self) -> None:
+        if self._turn.gone:
             raise ClientGone
-        self._task = asyncio.current_task()
-        self._downlink.on_gone = self._leave
+        self._turn.on_gone = self._leave
 
-    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
-        self._downlink.on_gone = None
-        if not self._cancelled:
-            return
-        assert self._task is not None
-        if self._task.uncancel() == 0 and isinstance(exc, asyncio.CancelledError | None):
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        self._turn.on_gone = None
+        alone = self._cancelled and self._task is not None and self._task.uncancel() == 0
+        if alone and isinstance(exc, asyncio.CancelledError | None):
             raise ClientGone from exc
 
     def _leave(self) -> None:
-        assert self._task is not None
-        self._cancelled = True
-        self._task.cancel()
+        if self._task is not None:
+            self._cancelled = True
+            self._task.cancel()

@@ -22,7 +22,7 @@ from gateway.exchange import Attempt, Exchange
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import Dispatch, Drop, Ending, Reason, Statistics
+from policies.types import Dispatch, Drop, Ending, Job, Reason, Statistics, Usage
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full."),
@@ -53,19 +53,57 @@ class Pool:
         """What the scheduler knows, for the metrics."""
         return self.scheduler.statistics(self._clock())
 
-    def pump(self) -> None:
-        """Let the scheduler decide, hand out its decisions, and set the timer for the next one."""
-        for decision in self.scheduler.due(self._clock()):
+    def submit(self, job: Job) -> Dispatch | Drop | asyncio.Future[Dispatch | Drop]:
+        """What is decided about a job at once, or else the future of it."""
+        now = self._clock()
+        reason = self.scheduler.submit(job, now)
+        if reason is not None:
+            return Drop(job, reason, self.scheduler.retry_after(now))
+        decision = self._pump(now, job.id)
+        if decision is not None:
+            return decision
+        waiter = self.waiting[job.id] = asyncio.get_running_loop().create_future()
+        return waiter
+
+    def leave(self, job_id: int, ending: Ending, usage: Usage | None) -> None:
+        """A job ended, or its client did before it began."""
+        self.waiting.pop(job_id, None)
+        now = self._clock()
+        self.scheduler.leave(job_id, now, ending, usage)
+        if self.waiting:
+            self._pump(now)
+
+    def first_token(self, job_id: int, now: float) -> None:
+        """The backend is done with a job's prompt."""
+        self.scheduler.first_token(job_id, now)
+        if self.waiting:
+            self._pump(now)
+
+    def _pump(self, now: float, own_id: int = 0) -> Dispatch | Drop | None:
+        """Let the scheduler decide, hand out its decisions but the caller's own, and set the timer for the next one."""
+        own: Dispatch | Drop | None = None
+        for decision in self.scheduler.due(now):
             waiter = self.waiting.pop(decision.job.id, None)
-            if waiter is not None and not waiter.done():
+            if decision.job.id == own_id:
+                own = decision
+            elif waiter is not None and not waiter.done():
                 waiter.set_result(decision)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.waiting or own is None:
+            self._set_timer(now)
+        return own
+
+    def _set_timer(self, now: float) -> None:
         deadline = self.scheduler.next_deadline()
         if deadline is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, deadline - self._clock()), self.pump)
+            self._timer = loop.call_later(max(0.0, deadline - now), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._pump(self._clock())
 
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits is told `error`."""
@@ -130,22 +168,19 @@ class Slot:
 
     async def __aenter__(self) -> Attempt:
         pool, exchange = self._pool, self._exchange
-        now = self._clock()
         if not exchange.queued_at:
-            exchange.queued_at = now
-            pool.retries.deposit(now)
-        reason = pool.scheduler.submit(exchange.job(self._id), now)
-        if reason is not None:
-            raise self._refused(reason, 1.0)
-        waiter = pool.waiting[self._id] = asyncio.get_running_loop().create_future()
-        try:
-            pool.pump()
-            decision = waiter.result() if waiter.done() else await waiter
-        except BaseException:
-            self._leave(Ending.IGNORED)
-            raise
+            exchange.queued_at = self._clock()
+            pool.retries.deposit()
+        decision = pool.submit(exchange.job(self._id))
+        if isinstance(decision, asyncio.Future):
+            try:
+                decision = await decision
+            except BaseException:
+                pool.leave(self._id, Ending.IGNORED, None)
+                raise
         if isinstance(decision, Drop):
-            raise self._refused(decision.reason, decision.retry_after)
+            refusal, message = REFUSALS[decision.reason]
+            raise Unavailable(refusal, message, retry_after=decision.retry_after)
         attempt = Attempt(pool.backends[decision.backend], self._clock(), on_first_token=self._first_token)
         exchange.attempts.append(attempt)
         self._attempt = attempt
@@ -154,21 +189,12 @@ class Slot:
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None
         self._attempt.ended_at = self._clock()
-        if isinstance(exc, GatewayError):
-            self._attempt.failure = exc.refusal.reason
-        blamed = isinstance(exc, UpstreamFailed)
-        self._leave(Ending.SUCCESS if exc is None else Ending.DROPPED if blamed else Ending.IGNORED)
-
-    def _leave(self, ending: Ending) -> None:
+        ending = Ending.SUCCESS
+        if exc is not None:
+            ending = Ending.DROPPED if isinstance(exc, UpstreamFailed) else Ending.IGNORED
+            self._attempt.failure = exc.refusal.reason if isinstance(exc, GatewayError) else "cancelled"
         meter = self._exchange.meter
-        self._pool.waiting.pop(self._id, None)
-        self._pool.scheduler.leave(self._id, self._clock(), ending, meter.usage if meter is not None else None)
-        self._pool.pump()
+        self._pool.leave(self._id, ending, meter.usage if meter is not None else None)
 
     def _first_token(self, now: float) -> None:
-        self._pool.scheduler.first_token(self._id, now)
-        self._pool.pump()
-
-    def _refused(self, reason: Reason, retry_after_s: float) -> Unavailable:
-        refusal, message = REFUSALS[reason]
-        return Unavailable(refusal, message, retry_after=retry_after_s)
+        self._pool.first_token(self._id, now)

@@ -34,6 +34,11 @@ class Endpoint:
     dialect: Dialect = Dialect.OTHER
     generates: bool = False
 
+    @property
+    def target(self) -> bytes:
+        """The path as a request line has it."""
+        return self.path.encode()
+
 
 @dataclass(slots=True)
 class Call:
@@ -69,6 +74,8 @@ class Metered(Protocol):
     @property
     def first_token_at(self) -> float | None: ...
     @property
+    def bytes_in(self) -> int: ...
+    @property
     def tokens(self) -> int: ...
     @property
     def usage(self) -> Usage | None: ...
@@ -76,6 +83,8 @@ class Metered(Protocol):
     def gap_counts(self) -> list[int]: ...
     @property
     def gap_sum(self) -> float: ...
+    @property
+    def parse_errors(self) -> int: ...
     @property
     def complete(self) -> bool: ...
 
@@ -101,7 +110,7 @@ class Exchange:
 
     request_id: str
     received_at: float
-    endpoint: Endpoint | None = None
+    endpoint: Endpoint
     tenant: Tenant | None = None
     call: Call | None = None
     class_: str = "interactive"

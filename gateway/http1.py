@@ -60,7 +60,7 @@ def request_head(method: bytes, target: bytes, host: bytes, headers: Iterable[He
 
 
 class ResponseReader:
-    """Reads one response: `feed` takes bytes cut anywhere, `take` gives the body pieces seen since.
+    """Reads one response: `feed` takes bytes cut anywhere and returns the body bytes that they held.
 
     After each feed: `head_done` says that `status` and `headers` (names in lower case) stand; `complete` that the
     body ended as its framing promised. Interim (1xx) responses are skipped, trailers dropped. A compressed body, which
@@ -73,6 +73,7 @@ class ResponseReader:
         "_head_only",
         "_inflater",
         "_keep_alive",
+        "_parse",
         "_parser",
         "_pieces",
         "_silent",
@@ -80,6 +81,7 @@ class ResponseReader:
         "head_done",
         "headers",
         "keep_alive_hint",
+        "on_body",
         "status",
     )
 
@@ -96,42 +98,44 @@ class ResponseReader:
         self._head_only = head_only
         self._inflater: Inflater | None = None
         self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # a callback of the parser, for every piece of every stream
         self._parser = httptools.HttpResponseParser(self)
+        self._parse = self._parser.feed_data
 
-    def feed(self, data: bytes) -> None:
-        """Raises BadResponse for what is not HTTP/1.1, and for a head larger than MAX_HEAD."""
-        if not self.head_done:
-            self._fed += len(data)
+    def feed(self, data: bytes) -> bytes:
+        """Raises BadResponse for what is not HTTP/1.1, for a head larger than MAX_HEAD, and for a damaged body."""
         try:
-            self._parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserUpgrade:
             raise BadResponse("it switched protocols unasked") from None
         except httptools.HttpParserError as error:
             if not self.complete:  # what follows a complete answer only costs the connection
                 raise BadResponse(f"not HTTP/1.1: {error}") from None
             self._framed = False
-        if not self._pieces:
+        pieces = self._pieces
+        if not pieces:
             self._bound(len(data))
+            return b""
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return body if self._inflater is None and not self._head_only else self._undone(body)
+
+    def _undone(self, body: bytes) -> bytes:
+        if self._head_only:  # there is none: what came is not this response's
+            self._framed = False
+            return b""
+        assert self._inflater is not None
+        try:
+            return self._inflater.feed(body)
+        except Damaged as error:
+            raise BadResponse(str(error)) from None
 
     def _bound(self, silent: int) -> None:
         """No more than MAX_HEAD bytes for a head, and none that never become body after it (trailers, chunk sizes)."""
+        self._fed += silent
         self._silent = self._silent + silent if self.head_done else 0
         if self._silent > MAX_HEAD or (not self.head_done and self._fed > MAX_HEAD):
             raise BadResponse(f"its head or its trailers exceed {MAX_HEAD} bytes")
-
-    def take(self) -> bytes:
-        """The body bytes that came since the last call. Raises BadResponse for a damaged compressed body."""
-        pieces = self._pieces
-        if not pieces:
-            return b""
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        if self._inflater is None:
-            return data
-        try:
-            return self._inflater.feed(data)
-        except Damaged as error:
-            raise BadResponse(str(error)) from None
 
     def eof(self) -> bool:
         """The peer closed: whether that ends the response as promised."""
@@ -140,14 +144,9 @@ class ResponseReader:
         return self.complete
 
     @property
-    def buffered(self) -> int:
-        """Body bytes that wait to be taken."""
-        return sum(map(len, self._pieces))
-
-    @property
     def started(self) -> bool:
         """Whether any byte came."""
-        return self._fed > 0
+        return self._fed > 0 or self.head_done
 
     @property
     def reusable(self) -> bool:
@@ -188,10 +187,6 @@ class ResponseReader:
             self.headers = [header for header in self.headers if header[0] not in changed]
         if self._head_only:
             self.complete = True
-
-    def on_body(self, body: bytes) -> None:
-        if not self.complete:
-            self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         if self.head_done:

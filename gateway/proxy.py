@@ -11,7 +11,7 @@ from gateway.catalog import Catalog
 from gateway.client import Client
 from gateway.dispatch import Dispatcher
 from gateway.errors import UpstreamFailed
-from gateway.exchange import Endpoint, Exchange
+from gateway.exchange import Exchange
 from gateway.upstream import Upstream
 
 
@@ -24,12 +24,12 @@ class Gateway(Protocol):
     upstream: Upstream
 
 
-async def proxy(gw: Gateway, client: Client, endpoint: Endpoint, x: Exchange) -> None:
+async def proxy(gw: Gateway, client: Client, x: Exchange) -> None:
     """Raises GatewayError; what an error means for the client is `client.refuse`'s to say."""
     tenant = gw.keys.identify(client.raw_headers)  # 401
-    call = wire.parse(endpoint, client.content_type, await client.body(), gw.catalog, tenant)  # 400 404 413
+    call = wire.parse(x.endpoint, client.content_type, await client.body(), gw.catalog, tenant)  # 400 404 413
     x.identify(tenant, client.address(call, x.request_id))
-    async with client.present():
+    with client.present():
         while True:
             try:
                 async with (

@@ -6,7 +6,6 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from gateway import answers
-from gateway.connection import Downlink
 from gateway.dialects import error_frame
 from gateway.errors import UPSTREAM_TRUNCATED, GatewayError, Phase, Unavailable, UpstreamFailed
 from gateway.exchange import Exchange, Header
@@ -14,6 +13,7 @@ from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.reading import BodyMeter, StreamEnding
 from gateway.reply import Clock, Reply
 from gateway.sse import Meter, Sniff, sniff
+from gateway.turn import Turn
 
 HOLD = 64 * 1024  # a JSON answer up to this size is committed only when it is whole, so that a break can be a status
 MAX_ERROR = 256 * 1024  # engines quote the prompt in their 400s; what is larger is no error body
@@ -28,10 +28,10 @@ NOT_RELAYED = HOP_BY_HOP | {b"content-length", b"server", b"date", b"x-request-i
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 
 
-def head(answer_status: int, headers: list[Header], exchange: Exchange, downlink: Downlink) -> bytes:
+def head(answer_status: int, headers: list[Header], exchange: Exchange, turn: Turn) -> bytes:
     """Status line and header lines without framing: the backend's end-to-end headers, then the gateway's own."""
     lines = [STATUS_LINES.get(answer_status) or b"HTTP/1.1 %d \r\n" % answer_status]
-    lines += [b"%b: %b\r\n" % header for header in downlink.date]
+    lines += [b"%b: %b\r\n" % header for header in turn.date]
     named = nominated(headers)
     request_id = exchange.request_id.encode()
     for name, value in headers:
@@ -45,20 +45,20 @@ def head(answer_status: int, headers: list[Header], exchange: Exchange, downlink
     return b"".join(lines)
 
 
-def send(answer: Answer, downlink: Downlink, exchange: Exchange) -> None:
+def send(answer: Answer, turn: Turn, exchange: Exchange) -> None:
     """A whole answer."""
     exchange.status = answer.status
-    exchange.bytes_out += len(answer.body)
-    downlink.answer(head(answer.status, answer.headers, exchange, downlink), answer.body)
+    exchange.bytes_out = len(answer.body)
+    turn.answer(head(answer.status, answer.headers, exchange, turn), answer.body)
 
 
 class Relay:
     """Carries one answer. Raises UpstreamFailed; in phase STREAMING the client has been told already."""
 
-    def __init__(self, reply: Reply, downlink: Downlink, exchange: Exchange, clock: Clock) -> None:
+    def __init__(self, reply: Reply, turn: Turn, exchange: Exchange, clock: Clock) -> None:
         assert exchange.call is not None
         self._reply = reply
-        self._downlink = downlink
+        self._turn = turn
         self._exchange = exchange
         self._dialect = exchange.call.endpoint.dialect
         self._strip_usage = exchange.call.strip_usage
@@ -88,7 +88,7 @@ class Relay:
         answer = Answer(status, headers, body if shaped is None else shaped)
         if status < 500 and status not in RETRYABLE:
             self._exchange.outcome = "upstream_rejected"
-            send(answer, self._downlink, self._exchange)
+            send(answer, self._turn, self._exchange)
             return
         raise UpstreamFailed(
             f"The model backend answered {status}.",
@@ -99,51 +99,50 @@ class Relay:
         )
 
     async def _body(self) -> None:
-        reply, downlink = self._reply, self._downlink
+        reply, turn = self._reply, self._turn
         reply.waits_for_token = False
         meter = self._exchange.meter = BodyMeter(self._dialect)
         held = await self._hold(HOLD) if self._type == b"application/json" else b""
         if reply.complete:
             held += await reply.read()
             meter.feed(held, self._clock())
-            send(Answer(reply.status, reply.headers, held), downlink, self._exchange)
+            send(Answer(reply.status, reply.headers, held), turn, self._exchange)
         else:
             self._commit(meter.feed(held, self._clock()), reply.length)
             try:
                 await self._pump(meter)
             except GatewayError:
-                downlink.cut()
+                turn.cut()
                 raise
-            downlink.end()
+            turn.end()
         meter.end(self._clock())
         if not meter.complete:
             self._exchange.outcome = "upstream_bad_response"
 
     async def _events(self) -> None:
-        downlink = self._downlink
+        turn = self._turn
         meter = Meter(self._dialect, strip_usage=self._strip_usage, on_first_token=self._first_token)
         self._exchange.meter = meter
         self._commit(meter.feed(await self._first_event(), self._clock()), None)
         failure: GatewayError | None = None
         try:
             await self._pump(meter)
-            downlink.write(meter.end(self._clock()))
+            rest = meter.end(self._clock())
         except (UpstreamFailed, Unavailable) as broken:
             failure = broken
-            if not meter.complete:
-                downlink.write(meter.broken())
+            rest = b"" if meter.complete else meter.broken()
         if meter.complete:
-            downlink.end()  # a break after the finish reason took nothing from the answer
+            turn.end(rest)  # a break after the finish reason took nothing from the answer
             return
-        if failure is None:
+        if meter.ending is StreamEnding.ERROR:  # it has told the client itself
+            failure = UpstreamFailed(ENDINGS[StreamEnding.ERROR], Phase.STREAMING)
+        elif failure is None:
             failure = UpstreamFailed(ENDINGS[meter.ending], Phase.STREAMING, refusal=UPSTREAM_TRUNCATED)
-        if meter.ending is StreamEnding.ERROR:
-            failure = UpstreamFailed(ENDINGS[meter.ending], Phase.STREAMING)  # it has told the client itself
-        elif not meter.done:
+        if meter.error is None and not meter.done:
             row = failure.refusal
             number = (meter.last_sequence_number or 0) + 1
-            downlink.write(error_frame(self._dialect, failure.message, row.type, row.code, number))
-        downlink.end()
+            rest += error_frame(self._dialect, failure.message, row.type, row.code, number)
+        turn.end(rest)
         raise failure
 
     async def _first_event(self) -> bytes:
@@ -175,6 +174,9 @@ class Relay:
 
     async def _hold(self, limit: int) -> bytes:
         """The body while it is incomplete and not longer than `limit`."""
+        whole = self._reply.whole()
+        if whole is not None:
+            return whole
         pieces: list[bytes] = []
         size = 0
         while size <= limit and (data := await self._reply.read()):
@@ -186,25 +188,13 @@ class Relay:
         reply = self._reply
         reply.phase = Phase.STREAMING
         self._exchange.status = reply.status
-        self._exchange.bytes_out += len(first)
         headers = reply.headers if self._type != b"text/event-stream" else unbuffered(reply.headers)
-        self._downlink.begin(head(reply.status, headers, self._exchange, self._downlink), length, first)
+        self._turn.begin(head(reply.status, headers, self._exchange, self._turn), length, first)
 
     async def _pump(self, meter: Meter | BodyMeter) -> None:
-        """Everything that is still to come, from the backend's socket to the client's, without a task in between."""
-        reply, downlink, exchange = self._reply, self._downlink, self._exchange
-        feed, write = meter.feed, downlink.write
-
-        def sink(data: bytes, now: float) -> None:
-            out = feed(data, now)
-            if out:
-                exchange.bytes_out += len(out)
-                write(out)
-            if meter.finish is not None and meter.last_data_at is not None:
-                reply.active_at = meter.last_data_at  # heartbeats behind the finish reason are no progress
-
-        downlink.feed_from(reply)
-        await reply.pump(sink)
+        self._reply.meter = meter
+        self._turn.feed_from(self._reply)
+        await self._reply.pump(meter.feed, self._turn.writer())
 
     def _first_token(self, now: float) -> None:
         self._reply.waits_for_token = False

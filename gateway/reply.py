@@ -1,10 +1,10 @@
-"""One answer of a backend while it is being read, and the connection that it comes in on."""
+"""One answer of a backend while it is being read, and the clocks that run meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
+from typing import Protocol
 
 from gateway.backend import Timeouts
 from gateway.errors import (
@@ -19,36 +19,48 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.http1 import BadResponse, Header, ResponseReader
+from gateway.link import Link
 
 HIGH_WATER = 64 * 1024  # bytes read ahead of a consumer before the socket is paused
-SLICE = 64 * 1024  # a larger request body is written in slices, each only when the last has drained
 CLIENT_STALL_S = 60.0  # nginx's send_timeout: how long a client may take nothing of a waiting answer
-HINT = re.compile(rb"(timeout|max)\s*=\s*(\d{1,6})")
 
 Clock = Callable[[], float]
-Sink = Callable[[bytes, float], None]
+Feed = Callable[[bytes, float], bytes]
+Write = Callable[[bytes], None]
+
+
+class Progress(Protocol):
+    """What a meter tells of the pace of an answer."""
+
+    @property
+    def finish(self) -> str | None: ...
+    @property
+    def last_data_at(self) -> float | None: ...
 
 
 class Reply:
     """An answer: wait for the head, then `read` it piece by piece or `pump` it into a sink.
 
     All waiting is done by the one coroutine that opened it. `phase` tells how far it got; whoever commits the
-    answer to the client sets it to STREAMING. `active_at` is the last time that counts as progress.
+    answer to the client sets it to STREAMING. `meter`, if given, says what counts as progress once the answer has its
+    finish reason: heartbeats behind it do not.
     """
 
-    def __init__(self, connection: BackendConnection, timeouts: Timeouts, *, stream: bool, clock: Clock) -> None:
+    def __init__(self, link: Link, timeouts: Timeouts, *, stream: bool, clock: Clock) -> None:
         self.reader = ResponseReader()
         self.phase = Phase.SENT
         self.waits_for_token = stream
+        self.meter: Progress | None = None
         self.sent_at = self.active_at = clock()
-        self._connection = connection
+        self._link = link
         self._timeouts = timeouts
         self._headers_s = timeouts.headers_for(stream=stream)
         self._clock = clock
-        self._sink: Sink | None = None
+        self._pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._failure: GatewayError | None = None
         self._paused_for_client = False
+        link.on_data, link.on_lost = self.received, self.lost
 
     def __repr__(self) -> str:
         state = "complete" if self.reader.complete else "reading" if self.reader.head_done else "waiting"
@@ -68,6 +80,10 @@ class Reply:
         """Body bytes as declared, None where the end of the body declares itself."""
         return next((int(value) for name, value in self.reader.headers if name == b"content-length"), None)
 
+    def started(self) -> bool:
+        """Whether any byte of it came."""
+        return self.reader.started
+
     @property
     def complete(self) -> bool:
         """Whether every byte of the body is here."""
@@ -78,38 +94,57 @@ class Reply:
         while not self.reader.head_done:
             await self._wait()
 
+    def whole(self) -> bytes | None:
+        """All that has not been read, if nothing more comes."""
+        return self._taken() if self.reader.complete else None
+
     async def read(self) -> bytes:
         """The next body bytes; empty at the end. Raises UpstreamFailed where the body breaks off."""
-        while True:
-            data = self._take()
-            if data:
-                self._connection.resume()
-                return data
-            if self.reader.complete:
-                return b""
+        while not self._pieces and not self.reader.complete:
             await self._wait()
+        self._link.resume()
+        return self._taken()
 
-    async def pump(self, sink: Sink) -> None:
-        """Hands every further piece to `sink(data, now)` from the socket's callback; returns at the end."""
-        data = self._take()
-        self._sink = sink
-        if data:
-            sink(data, self._clock())
+    async def pump(self, feed: Feed, write: Write) -> None:
+        """Everything that is still to come, through `feed` into `write`, from the socket's own callback: no task wakes
+        for it. Returns at the end."""
+        held = self._taken()
+        if held and (out := feed(held, self._clock())):
+            write(out)
+        self._link.on_data = self._relay(feed, write)
         if not self._paused_for_client:
-            self._connection.resume()
+            self._link.resume()
         while not self.reader.complete:
             await self._wait()
+
+    def _relay(self, feed: Feed, write: Write) -> Callable[[bytes], None]:
+        """The way of a chunk. A closure, since a name of its own is found faster than one of an object's."""
+        reader, clock = self.reader, self._clock
+
+        def relay(data: bytes) -> None:
+            try:
+                body = reader.feed(data)
+            except BadResponse as error:
+                self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
+                return
+            self.active_at = now = clock()
+            if body and (out := feed(body, now)):
+                write(out)
+            if reader.complete:
+                self._wake()
+
+        return relay
 
     def pause(self) -> None:
         """The client is slow: stop reading from the backend's socket."""
         self._paused_for_client = True
         self.active_at = self._clock()
-        self._connection.pause()
+        self._link.pause()
 
     def resume(self) -> None:
         self._paused_for_client = False
         self.active_at = self._clock()
-        self._connection.resume()
+        self._link.resume()
 
     def sweep(self, now: float) -> None:
         """Fail if one of the clocks ran out."""
@@ -125,35 +160,34 @@ class Reply:
         elif self.waits_for_token:
             if now - self.sent_at > limit.first_token:
                 self.fail(UpstreamTimeout("first_token", limit.first_token, self.phase))
-        elif now - self.active_at > limit.idle:
+        elif now - self._progress_at() > limit.idle:
             self.fail(UpstreamTimeout("idle", limit.idle, self.phase))
+
+    def _progress_at(self) -> float:
+        meter = self.meter
+        return self.active_at if meter is None or meter.finish is None else meter.last_data_at or self.active_at
 
     # -- called by the connection -------------------------------------------------------------------------------
 
     def received(self, data: bytes) -> None:
         reader = self.reader
         try:
-            reader.feed(data)
+            body = reader.feed(data)
         except BadResponse as error:
             self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
             return
-        now = self.active_at = self._clock()
-        if self._sink is not None:
-            body = self._take()
-            if body:
-                self._sink(body, now)
-            if not reader.complete:
-                return
-        elif reader.head_done and reader.buffered > HIGH_WATER:
-            self._connection.pause()
+        self.active_at = self._clock()
+        if body:
+            self._pieces.append(body)
+            if sum(map(len, self._pieces)) > HIGH_WATER:
+                self._link.pause()
         self._wake()
 
-    def _take(self) -> bytes:
-        try:
-            return self.reader.take()
-        except BadResponse as error:
-            self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
-            return b""
+    def _taken(self) -> bytes:
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return data
 
     def lost(self) -> None:
         """The connection closed."""
@@ -171,7 +205,7 @@ class Reply:
         """End it: whoever reads it gets `failure` as soon as what has come in is read."""
         if self._failure is None and not self.reader.complete:
             self._failure = failure
-            self._connection.abort()
+            self._link.abort()
             self._wake()
 
     def _wake(self) -> None:
@@ -189,99 +223,3 @@ class Reply:
             if isinstance(self._failure, UpstreamFailed):
                 self._failure.phase = self.phase
             raise self._failure
-
-
-class BackendConnection(asyncio.Protocol):
-    """One connection to a backend. It carries one reply at a time, and none while it is idle."""
-
-    def __init__(self) -> None:
-        self.reply: Reply | None = None
-        self.closed = False
-        self.uses = 0
-        self.max_uses = 1_000_000
-        self.idle_limit_s = 0.0
-        self.idle_since = 0.0
-        self._transport: asyncio.Transport | None = None
-        self._reading = True
-        self._writable: asyncio.Future[None] | None = None
-        self._sent = True
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else "idle" if self.reply is None else "busy"
-        return f"<BackendConnection {state}, used {self.uses} times>"
-
-    async def send(self, head: bytes, body: list[bytes | memoryview], length: int) -> None:
-        """Write a request; a large body only as fast as the backend takes it. Stops early if it answers early."""
-        assert self._transport is not None and self.reply is not None
-        self.uses += 1
-        if length <= SLICE:
-            self._transport.write(b"".join([head, *body]))
-            return
-        self._sent = False
-        self._transport.write(head)
-        for piece in body:
-            view = memoryview(piece)
-            for start in range(0, len(piece), SLICE):
-                if self._writable is not None:
-                    await self._writable
-                if self.closed or self.reply.reader.started:
-                    return
-                self._transport.write(view[start : start + SLICE])
-        self._sent = True
-
-    def release(self, now: float) -> bool:
-        """The reply is done with: whether the connection may serve another one. If not, it is closed here."""
-        reply, self.reply = self.reply, None
-        reusable = reply is not None and reply.reader.reusable and self._sent and not self.closed
-        if reply is not None and reusable:
-            for name, value in HINT.findall(reply.reader.keep_alive_hint):
-                if name == b"max":
-                    self.max_uses = min(self.max_uses, self.uses + int(value))
-                else:  # leave a second for what is on the way
-                    self.idle_limit_s = min(self.idle_limit_s, max(0.0, int(value) - 1.0))
-        if not reusable or self.uses >= self.max_uses:
-            self.abort()
-            return False
-        self.resume()
-        self.idle_since = now
-        return True
-
-    def abort(self) -> None:
-        """Close at once: whatever the backend still does for this request is not wanted."""
-        if self._transport is not None and not self.closed:
-            self._transport.abort()
-
-    def pause(self) -> None:
-        if self._reading and self._transport is not None and not self.closed:
-            self._reading = False
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if not self._reading and self._transport is not None and not self.closed:
-            self._reading = True
-            self._transport.resume_reading()
-
-    # -- asyncio.Protocol ---------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        if self.reply is None:
-            self.abort()  # nobody asked: whatever it is, it must not become the next answer
-        else:
-            self.reply.received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        self.resume_writing()
-        if self.reply is not None:
-            self.reply.lost()
-
-    def pause_writing(self) -> None:
-        self._writable = asyncio.get_running_loop().create_future()
-
-    def resume_writing(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._writable = None

@@ -118,7 +118,12 @@ class Timeouts(Section):
     """The five clocks of one attempt on a backend; the first to run out ends it."""
 
     connect: Seconds = option(1.0, "until the connection stands", gt=0)
-    headers: Seconds = option(30.0, "until the response's headers", gt=0)
+    headers: Seconds | None = option(
+        None,
+        "until the response's headers; if left out, 30s for streams, and `total` for whole answers, whose headers "
+        "come when they are done",
+        gt=0,
+    )
     first_token: Seconds = option(60.0, "until the first token of a stream", gt=0)
     idle: Seconds = option(30.0, "between two chunks", gt=0)
     total: Seconds = option(900.0, "until the end", gt=0)

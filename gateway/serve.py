@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +18,9 @@ from gateway.admin import admin
 from gateway.app import Gateway, api
 from gateway.config import Config
 from gateway.connection import Connection, HeadLimits
+from gateway.exchange import Endpoint
 from gateway.logs import LogWriter
+from gateway.wire import ENDPOINTS
 
 BACKLOG = 4096
 CUT_S = 1.0  # how long answers that were cut short may take to tell their clients so
@@ -55,8 +57,8 @@ async def serve(settings: Config, *, ready: Callable[[str, str], None] = lambda 
     write = log.write if settings.telemetry.log != "off" else _discard
     async with Gateway(settings, write) as gateway:
         servers = [
-            Server(_configuration(api(gateway), settings, tls=True)),
-            Server(_configuration(admin(gateway.telemetry, gateway.not_ready), settings)),
+            Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),
+            Server(_configuration(admin(gateway.telemetry, gateway.not_ready), settings, _protocol(gateway, {}))),
         ]
         tasks = [asyncio.create_task(each.serve([sock])) for each, sock in zip(servers, listeners, strict=True)]
         with _signals() as stopped:
@@ -106,10 +108,15 @@ def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
             loop.remove_signal_handler(number)
 
 
-def _configuration(application: Any, settings: Config, *, tls: bool = False) -> uvicorn.Config:
-    told = settings.server
+def _protocol(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> Any:
+    told = gateway.settings.server
     limits = HeadLimits(told.max_header_bytes, told.header_timeout, told.max_connections)
-    protocol: Any = partial(Connection, limits=limits)
+    targets = {endpoint.target: endpoint for endpoint in endpoints.values()}
+    return partial(Connection, limits=limits, endpoints=targets, infer=gateway.infer)
+
+
+def _configuration(application: Any, settings: Config, protocol: Any, *, tls: bool = False) -> uvicorn.Config:
+    told = settings.server
     return uvicorn.Config(
         application,
         http=protocol,

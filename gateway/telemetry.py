@@ -62,6 +62,33 @@ class Series:
         self.gaps = Histogram(GAP_BOUNDS_S)
 
 
+class RequestLine(msgspec.Struct, gc=False):
+    """The log line of one request. Times in milliseconds, `time` in seconds since the epoch."""
+
+    time: float
+    level: str
+    request_id: str
+    path: str
+    tenant: str
+    model: str
+    class_: str = msgspec.field(name="class")
+    stream: bool
+    status: int
+    outcome: str
+    backend: str
+    attempts: int
+    queue_ms: float
+    ttft_ms: float | None
+    total_ms: float
+    tokens_in: int | None
+    tokens_cached: int | None
+    tokens_out: int | None
+    bytes_in: int
+    bytes_out: int
+    upstream_request_id: str
+    event: str = "request"
+
+
 class Telemetry:
     """A prometheus_client collector, and the writer of the request log."""
 
@@ -76,6 +103,7 @@ class Telemetry:
         self._tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._failures: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._retries: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._parse_errors: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def record(self, x: Exchange) -> None:
         """The one place where a request is counted and logged."""
@@ -101,6 +129,9 @@ class Telemetry:
         if x.ttft_s is not None:
             series.ttft.observe(x.ttft_s)
             series.gaps.add(x.meter.gap_counts, x.meter.gap_sum)
+        if x.meter.parse_errors:
+            backend = x.attempts[-1].backend
+            self._parse_errors[(backend.pool, backend.name)] += x.meter.parse_errors
         usage = x.meter.usage
         if usage is not None:
             self._tokens[(model, tenant, "input")] += usage.prompt
@@ -110,31 +141,32 @@ class Telemetry:
             self._tokens[(model, tenant, "output")] += x.meter.tokens
 
     def _line(self, x: Exchange) -> bytes:
-        usage = x.meter.usage if x.meter else None
-        line = {
-            "time": round(self._wall_clock(), 3),
-            "level": "info" if x.outcome == "ok" else "warning",
-            "event": "request",
-            "request_id": x.request_id,
-            "upstream_request_id": x.upstream_request_id,
-            "path": x.endpoint.path if x.endpoint else "",
-            "tenant": x.tenant.name if x.tenant else "",
-            "model": x.call.label if x.call else "",
-            "class": x.class_,
-            "stream": x.call.stream if x.call else False,
-            "status": x.status,
-            "outcome": x.outcome,
-            "backend": x.attempts[-1].backend.name if x.attempts else "",
-            "attempts": len(x.attempts),
-            "queue_ms": _ms(x.queue_wait_s),
-            "ttft_ms": _ms(x.ttft_s),
-            "total_ms": _ms(x.ended_at - x.received_at),
-            "tokens_in": usage.prompt if usage else None,
-            "tokens_cached": usage.cached if usage else None,
-            "tokens_out": usage.output if usage else x.meter.tokens if x.meter else None,
-            "bytes_in": x.call.length if x.call else 0,
-            "bytes_out": x.bytes_out,
-        }
+        call, meter = x.call, x.meter
+        usage = meter.usage if meter is not None else None
+        ttft_s = x.ttft_s
+        line = RequestLine(
+            round(self._wall_clock(), 3),
+            "info" if x.outcome == "ok" else "warning",
+            x.request_id,
+            x.endpoint.path,
+            x.tenant.name if x.tenant is not None else "",
+            call.label if call is not None else "",
+            x.class_,
+            call.stream if call is not None else False,
+            x.status,
+            x.outcome,
+            x.attempts[-1].backend.name if x.attempts else "",
+            len(x.attempts),
+            round(x.queue_wait_s * 1000, 3),
+            None if ttft_s is None else round(ttft_s * 1000, 3),
+            round((x.ended_at - x.received_at) * 1000, 3),
+            usage.prompt if usage is not None else None,
+            usage.cached if usage is not None else None,
+            usage.output if usage is not None else meter.tokens if meter is not None else None,
+            call.length if call is not None else 0,
+            x.bytes_out or (meter.bytes_in if meter is not None else 0),
+            x.upstream_request_id,
+        )
         return _write(line) + b"\n"
 
     def collect(self) -> Iterator[Metric]:
@@ -143,6 +175,7 @@ class Telemetry:
         yield _counter("tokens", "Tokens as the engines reported them.", "model tenant direction", self._tokens)
         yield _counter("upstream_failures", "Attempts that failed.", "pool backend reason", self._failures)
         yield _counter("retries", "Attempts made again elsewhere.", "pool reason", self._retries)
+        yield _counter("parse_errors", "Events and answers that are no JSON.", "pool backend", self._parse_errors)
         yield self._histogram("request_seconds", "From accept to the last byte.", lambda series: series.request)
         yield self._histogram("queue_wait_seconds", "From the body to a backend.", lambda series: series.queue_wait)
         yield self._histogram("ttft_seconds", "From accept to the first token of a stream.", lambda series: series.ttft)
@@ -174,7 +207,3 @@ def _counter(name: str, text: str, labels: str, counts: Mapping[Any, int]) -> Co
     for key, count in counts.items():
         family.add_metric(key, count)
     return family
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)

@@ -10,9 +10,9 @@ from gateway.backend import Backend
 from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, UpstreamTimeout
 from gateway.exchange import Attempt, Call
 from gateway.http1 import request_head
-from gateway.reply import BackendConnection, Clock, Reply
+from gateway.link import SLICE, Link
+from gateway.reply import Clock, Reply
 
-IDLE_LIMIT_S = 4.0  # uvicorn, and with it vLLM and SGLang, closes idle connections after 5 s
 SWEEP_S = 0.25
 
 
@@ -21,7 +21,7 @@ class Upstream:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._idle: defaultdict[Backend, deque[BackendConnection]] = defaultdict(deque)
+        self._idle: defaultdict[Backend, deque[Link]] = defaultdict(deque)
         self._replies: set[Reply] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -40,9 +40,9 @@ class Upstream:
     async def __aexit__(self, *exc: object) -> None:
         assert self._sweeper is not None
         self._sweeper.cancel()
-        for connections in self._idle.values():
-            for connection in connections:
-                connection.abort()
+        for links in self._idle.values():
+            for link in links:
+                link.abort()
         self._idle.clear()
 
     def fail_all(self, error: GatewayError) -> None:
@@ -50,53 +50,54 @@ class Upstream:
         for reply in tuple(self._replies):
             reply.fail(error)
 
-    def take(self, backend: Backend) -> BackendConnection | None:
+    def take(self, backend: Backend) -> Link | None:
         """The connection used last: the warmest, and the others get to expire."""
         idle = self._idle.get(backend)
         while idle:
-            connection = idle.pop()
-            if not connection.closed and self._clock() - connection.idle_since < connection.idle_limit_s:
-                return connection
-            connection.abort()
+            link = idle.pop()
+            if not link.closed and self._clock() - link.idle_since < link.idle_limit_s:
+                return link
+            link.abort()
         return None
 
-    async def connect(self, backend: Backend) -> BackendConnection:
+    async def connect(self, backend: Backend) -> Link:
         """A fresh connection. Raises UpstreamFailed in phase CONNECT."""
-        connection = BackendConnection()
-        connection.idle_limit_s = IDLE_LIMIT_S
+        link = Link()
         limit_s = backend.timeouts.connect
         try:
             async with asyncio.timeout(limit_s):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: connection,
+                    lambda: link,
                     backend.host,
                     backend.port,
                     ssl=backend.tls,
                     server_hostname=backend.host if backend.tls else None,
                 )
         except TimeoutError:
-            connection.abort()
+            link.abort()
             raise UpstreamTimeout("connect", limit_s, Phase.CONNECT) from None
         except OSError as error:
-            connection.abort()
+            link.abort()
             raise UpstreamFailed("The model backend refused the connection.", Phase.CONNECT) from error
         except BaseException:
-            connection.abort()
+            link.abort()
             raise
-        return connection
+        return link
 
-    def begin(self, connection: BackendConnection, backend: Backend, call: Call) -> Reply:
-        reply = Reply(connection, backend.timeouts, stream=call.stream, clock=self._clock)
-        connection.reply = reply
+    def begin(self, link: Link, backend: Backend, call: Call) -> Reply:
+        """The answer that is expected on a link."""
+        reply = Reply(link, backend.timeouts, stream=call.stream, clock=self._clock)
         self._replies.add(reply)
         return reply
 
-    def release(self, connection: BackendConnection, backend: Backend) -> None:
-        """Back into the pool if it is clean, closed if not. No await: a cancellation cannot come between."""
-        if connection.reply is not None:
-            self._replies.discard(connection.reply)
-        if connection.release(self._clock()):
-            self._idle[backend].append(connection)
+    def release(self, reply: Reply, link: Link, backend: Backend) -> None:
+        """The link goes back into the pool if the answer ended as it should, and is closed if not. No await: a
+        cancellation cannot come between."""
+        self._replies.discard(reply)
+        if not reply.reader.reusable:
+            link.abort()
+        elif link.rest(self._clock(), reply.reader.keep_alive_hint):
+            self._idle[backend].append(link)
 
     async def _sweep(self) -> None:
         while True:
@@ -114,13 +115,14 @@ class Upstream:
 class Opening:
     """The `async with` of one attempt: entered when the head is read, left when the connection is given back."""
 
-    __slots__ = ("_attempt", "_call", "_connection", "_upstream")
+    __slots__ = ("_attempt", "_call", "_link", "_reply", "_upstream")
 
     def __init__(self, upstream: Upstream, attempt: Attempt, call: Call) -> None:
         self._upstream = upstream
         self._attempt = attempt
         self._call = call
-        self._connection: BackendConnection | None = None
+        self._reply: Reply | None = None
+        self._link: Link
 
     async def __aenter__(self) -> Reply:
         attempt, call = self._attempt, self._call
@@ -129,29 +131,32 @@ class Opening:
         if backend.authorization is not None:
             headers = [*headers, (b"authorization", backend.authorization)]
         head = request_head(b"POST", backend.prefix + call.target, backend.host_header, headers, call.length)
-        connection = self._upstream.take(backend)
-        if connection is not None:
+        link = self._upstream.take(backend)
+        if link is not None:
             try:
-                return await self._try(connection, head)
+                return await self._try(link, head)
             except Unanswered:
                 pass  # it had been closed while it was idle: sending again duplicates nothing
         return await self._try(await self._upstream.connect(backend), head)
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
-        if self._connection is not None:
-            self._upstream.release(self._connection, self._attempt.backend)
+        if self._reply is not None:
+            self._upstream.release(self._reply, self._link, self._attempt.backend)
 
-    async def _try(self, connection: BackendConnection, head: bytes) -> Reply:
+    async def _try(self, link: Link, head: bytes) -> Reply:
         attempt, call = self._attempt, self._call
-        reply = self._upstream.begin(connection, attempt.backend, call)
+        reply = self._upstream.begin(link, attempt.backend, call)
         attempt.connected_at = reply.sent_at
         try:
-            await connection.send(head, call.body, call.length)
+            if call.length <= SLICE:
+                link.send(head, call.body)
+            else:
+                await link.send_large(head, call.body, reply.started)
             await reply.wait_head()
         except BaseException:
-            self._upstream.release(connection, attempt.backend)
+            self._upstream.release(reply, link, attempt.backend)
             raise
-        self._connection = connection
+        self._reply, self._link = reply, link
         attempt.head_at = reply.active_at
         attempt.status = reply.status
         return reply

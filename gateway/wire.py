@@ -95,14 +95,30 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
         stream=stream,
         strip_usage="stream_options" in edits,
         tier=_string(members, "service_tier"),
-        prompt_tokens=sum(len(members[name]) for name in PROMPT if name in members) // BYTES_PER_TOKEN,
-        max_tokens=next((limit for name in LIMITS if (limit := _count(members, name)) is not None), None),
+        prompt_tokens=_prompt_bytes(members) // BYTES_PER_TOKEN,
+        max_tokens=_output_limit(members),
     )
 
 
 def _spliced(sent: Envelope, edits: Mapping[str, bytes]) -> list[Piece]:
-    removals = [name for name in sent.members if name in PRIVILEGED]
-    return sent.splice(edits, removals) if edits or removals else [sent.body]
+    if not edits and PRIVILEGED.isdisjoint(sent.members):
+        return [sent.body]
+    return sent.splice(edits, PRIVILEGED)
+
+
+def _prompt_bytes(members: Mapping[str, msgspec.Raw]) -> int:
+    size = 0
+    for name in PROMPT:
+        if name in members:
+            size += len(members[name])
+    return size
+
+
+def _output_limit(members: Mapping[str, msgspec.Raw]) -> int | None:
+    for name in LIMITS:
+        if name in members and (limit := _count(members[name])) is not None:
+            return limit
+    return None
 
 
 def _find(endpoint: Endpoint, asked: str | None, catalog: Catalog, tenant: Tenant) -> Model:
@@ -156,11 +172,8 @@ def _flag(members: Mapping[str, msgspec.Raw], name: str) -> bool:
     raise Refused(INVALID_BODY, f"{name!r} must be true or false.", param=name)
 
 
-def _count(members: Mapping[str, msgspec.Raw], name: str) -> int | None:
-    """None where the engine had better judge: absent, null, negative, or not a whole number."""
-    raw = members.get(name)
-    if raw is None:
-        return None
+def _count(raw: msgspec.Raw) -> int | None:
+    """None where the engine had better judge: null, negative, or not a whole number."""
     try:
         return max(0, _whole(raw))
     except msgspec.DecodeError:

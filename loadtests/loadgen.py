@@ -21,8 +21,9 @@ Clock = Callable[[], float]
 # As long as a short chat turn: the envelope is what a proxy parses.
 PROMPT = "The headrace brings the water to the turbines, and what it cannot carry it holds back. " * 4
 FIRST_TOKEN_EVENT = 2
-# Connections opened at a time: a whole crowd at once measures the listen queue instead.
-OPENED_AT_ONCE = 32
+# Connections opened at a time: a whole crowd at once measures the listen queue instead. Not much fewer, since some
+# routers hold the first token back for a second when nothing follows it.
+OPENED_AT_ONCE = 100
 
 
 class LoadFailed(Exception):
@@ -182,7 +183,7 @@ class Crowd:
         for client in self.clients:
             client.close()
 
-    async def join(self, number: int, make: Callable[[], Client], limit_s: float = 60.0) -> None:
+    async def join(self, number: int, make: Callable[[], Client], limit_s: float = 120.0) -> None:
         """Open `number` more connections and wait until each has begun. Raises LoadFailed when one cannot."""
         try:
             async with asyncio.timeout(limit_s):

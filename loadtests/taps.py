@@ -12,7 +12,7 @@ from loadtests.httpd import Piece, Reply, Tap
 TEXT_FIELD = re.compile(rb'"(?:content|text|delta|partial_json|arguments)":"')
 FRAMING = re.compile(rb"transfer-encoding: chunked|content-length: \d+")
 FILL_PAUSE_S = 0.005
-MOST_BEHIND = 1 << 20  # bytes of an endless answer that nobody reads: the emulator's own memory stays bounded
+MOST_BEHIND = 1 << 18  # bytes of an endless answer that nobody reads: the emulator's own memory stays bounded
 
 
 def at(after: float, act: Callable[[Reply, bytes], None]) -> Tap:

@@ -21,36 +21,36 @@ class RetryBudget:
         self.floor_per_s = floor_per_s
         self._rng = rng
         self._balance = floor_per_s * WINDOW_S
-        self._requests_per_s = 0.0
-        self._updated = 0.0
+        self._recent = 0.0  # requests of the last window, older ones fading
+        self._deposits = 0
+        self._settled_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<RetryBudget {self._balance:.1f} of {self._capacity():.1f} retries>"
+        return f"<RetryBudget {self._balance:.1f} retries>"
 
     @property
     def balance(self) -> float:
         """Retries that may be made now."""
         return self._balance
 
-    def deposit(self, now: float) -> None:
-        """A request came."""
-        self._refill(now)
-        self._requests_per_s += 1.0 / WINDOW_S
-        self._balance = min(self._capacity(), self._balance + self.share)
+    def deposit(self) -> None:
+        """A request came. Counted only when somebody asks for a retry: this is on every request's way."""
+        self._deposits += 1
 
     def after(self, attempt: int, now: float) -> float | None:
         """Seconds to wait before try number `attempt + 1`; None: there is none. Takes from the budget."""
-        self._refill(now)
+        self._settle(now)
         if attempt > self.retries or self._balance < 1.0:
             return None
         self._balance -= 1.0
         return BACKOFF_S * 2.0 ** (attempt - 1) * self._rng.random()
 
-    def _capacity(self) -> float:
-        return (self.floor_per_s + self.share * self._requests_per_s) * WINDOW_S
-
-    def _refill(self, now: float) -> None:
-        elapsed = max(0.0, now - self._updated)
-        self._updated = now
-        self._requests_per_s *= max(0.0, 1.0 - elapsed / WINDOW_S)
-        self._balance = min(self._capacity(), self._balance + elapsed * self.floor_per_s)
+    def _settle(self, now: float) -> None:
+        """Requests of the last window are worth `share` retries each, time is worth the floor; no more is kept."""
+        elapsed = max(0.0, now - self._settled_at)
+        self._settled_at = now
+        self._recent = self._recent * max(0.0, 1.0 - elapsed / WINDOW_S) + self._deposits
+        limit = self.floor_per_s * WINDOW_S + self.share * self._recent
+        earned = elapsed * self.floor_per_s + self.share * self._deposits
+        self._balance = min(limit, self._balance + earned)
+        self._deposits = 0

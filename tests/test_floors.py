@@ -19,12 +19,12 @@ policies: queues admission routing
 policies: pool waiting
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage
-gateway: secret section address yamlfile http1
+gateway: secret section address yamlfile http1 link
 gateway: schema errors backend catalog
 gateway: consistency exchange
 gateway: config wire answers dialects reply
-gateway: reading connection
-gateway: sse auth upstream dispatch
+gateway: reading turn
+gateway: sse auth upstream dispatch connection
 gateway: relay telemetry logs
 gateway: client assembly models admin
 gateway: proxy

@@ -1,4 +1,4 @@
-"""One gateway and one backend for all tests of a module: starting a process costs more than most tests."""
+"""One gateway for all tests of a file that need no settings of their own, before two backends with scripts."""
 
 from __future__ import annotations
 
@@ -8,56 +8,67 @@ from typing import Any
 
 import pytest
 
-from tests.faults.fakes import Fake, Script, healthy
+from tests.faults.fakes import Fake, healthy
 from tests.faults.process import GatewayProcess, pool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stage:
-    """What a test plays on. It is swept before each: the backend has forgotten, logs and counters start anew."""
+    """A gateway and its backends."""
 
-    fake: Fake
     gateway: GatewayProcess
-
-    @property
-    def port(self) -> int:
-        return self.gateway.port
-
-    def play(self, script: Script) -> None:
-        """What the backend does from the next connection on."""
-        self.fake.script = script
-
-    async def settled(self, **tolerance: int) -> None:
-        """The invariants that hold after every test."""
-        await self.gateway.settled([self.fake], **tolerance)
+    a: Fake
+    b: Fake
 
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """As for all tests, for the module: what it shares lives on one event loop."""
+    """The tests of a file share a loop, and with it a gateway."""
     return "asyncio", {"use_uvloop": True}
 
 
 @pytest.fixture(scope="module")
 def settings() -> dict[str, Any]:
-    """What the gateway of a module has configured otherwise than `pool` does."""
+    """What the gateway of a file has configured besides its pools and models."""
     return {}
 
 
 @pytest.fixture(scope="module")
-async def shared(
-    anyio_backend: object, settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+async def shared_stage(
+    anyio_backend: tuple[str, dict[str, bool]], settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Stage]:
-    """The stage of a module."""
-    folder = tmp_path_factory.mktemp("gateway")
-    async with Fake(healthy) as fake, GatewayProcess(pool(fake.url, **settings), folder) as gateway:
-        yield Stage(fake, gateway)
+    async with Fake(healthy) as a, Fake(healthy) as b:
+        config = pool(a.url, models={"m": {"pool": "p"}, "one": {"pool": "one"}, "two": {"pool": "two"}})
+        config["pools"]["one"] = pool(a.url, concurrency=1)["pools"]["p"]
+        config["pools"]["two"] = pool(a.url, b.url, routing="round_robin")["pools"]["p"]
+        config |= settings | {"models": config["models"] | settings.get("models", {})}
+        async with GatewayProcess(config, tmp_path_factory.mktemp("gateway")) as gateway:
+            yield Stage(gateway, a, b)
 
 
 @pytest.fixture
-async def stage(shared: Stage) -> Stage:
-    """The module's stage, swept."""
-    await shared.fake.forget()
-    shared.play(healthy)
-    await shared.gateway.mark()
-    return shared
+async def stage(shared_stage: Stage) -> Stage:
+    """As new."""
+    await shared_stage.a.play(healthy)
+    await shared_stage.b.play(healthy)
+    await shared_stage.gateway.begin()
+    return shared_stage
+
+
+@pytest.fixture
+def gateway(stage: Stage) -> GatewayProcess:
+    """The gateway: model `m` is served by backend `a`, `one` too but one request at a time, `two` by `a` and `b` in
+    turn."""
+    return stage.gateway
+
+
+@pytest.fixture
+def a(stage: Stage) -> Fake:
+    """The backend of all models."""
+    return stage.a
+
+
+@pytest.fixture
+def b(stage: Stage) -> Fake:
+    """The second backend of model `two`."""
+    return stage.b

@@ -59,6 +59,7 @@ class Fake:
     accepts: int = 0
     open_requests: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    errors: list[Exception] = field(default_factory=list)
     _server: asyncio.Server | None = None
 
     @property
@@ -86,6 +87,15 @@ class Fake:
         """Refuse connections and drop those that are open."""
         assert self._server is not None
         self._server.close()
+        await self._drop()
+
+    async def play(self, script: Script) -> None:
+        """Drop all connections and go on with another script and an empty journal."""
+        await self._drop()
+        self.script = script
+        self.requests, self.closed, self.errors, self.accepts = [], [], [], 0
+
+    async def _drop(self) -> None:
         for task in tuple(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -108,6 +118,8 @@ class Fake:
             await self.script(connection)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
+        except Exception as error:  # what a script asserts fails its test, in `settled`
+            self.errors.append(error)
         finally:
             connection.finish()
             writer.transport.abort()
@@ -156,8 +168,8 @@ class FakeConnection:
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         await self.send(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode("latin-1"))
 
-    async def stream_head(self, content_type: str = "text/event-stream") -> None:
-        await self.head(content_type=content_type, transfer_encoding="chunked")
+    async def stream_head(self, content_type: str = "text/event-stream", **headers: str) -> None:
+        await self.head(content_type=content_type, transfer_encoding="chunked", **headers)
 
     async def chunk(self, data: bytes) -> None:
         """One chunk of a chunked body."""
@@ -231,6 +243,44 @@ def completion(text: str = "hello", prompt: int = 11, output: int = 7) -> bytes:
     return json.dumps(
         {"id": "c-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
     ).encode()
+
+
+def gathering(count: int) -> Script:
+    """Answers nobody before `count` requests are here at once, whichever fakes play it."""
+    arrived = 0
+    everybody = asyncio.Event()
+
+    async def script(connection: FakeConnection) -> None:
+        nonlocal arrived
+        while True:
+            await connection.request()
+            arrived += 1
+            if arrived >= count:
+                everybody.set()
+            await everybody.wait()
+            await connection.answer(completion())
+
+    return script
+
+
+def streaming(*events: bytes) -> Script:
+    """Answers every request with these events, each in a chunk of its own, and nothing else."""
+
+    async def script(connection: FakeConnection) -> None:
+        while True:
+            await connection.request()
+            await connection.stream_head()
+            for each in events:
+                await connection.chunk(each)
+            await connection.last_chunk()
+
+    return script
+
+
+async def silent(connection: FakeConnection) -> None:
+    """Reads a request and never answers."""
+    await connection.request()
+    await connection.wait_closed()
 
 
 async def healthy(connection: FakeConnection) -> None:

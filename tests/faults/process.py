@@ -9,16 +9,20 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.faults.fakes import Fake, gathering, healthy
+from tests.faults.rawclient import ask, chat
+
 KEY = "hr-test-key-of-the-tests"
 DIGEST = "acad01ef4387d57e7610cc14084d6ff0170b4145469eaf3abbbabc36c9b6c5b3"
-BAD_WORDS = ("Traceback", "never retrieved", "Failed to detach", "was never awaited", "Task was destroyed")
+BAD_WORDS = ("Traceback", "never retrieved", "Failed to detach", "was never awaited", "Task was destroyed", "ASGI")
+FULL = bool(os.environ.get("HEADRACE_FULL_TESTS"))  # with it the cases run at full length, which takes minutes
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -32,12 +36,12 @@ class GatewayProcess:
         self.log_path = folder / "headrace.log"
         self.secrets: list[str] = []
         self.port = self.admin_port = 0
-        self.sent = 0
         self._environ = os.environ | (environ or {})
         self._process: asyncio.subprocess.Process | None = None
+        self._http = httpx.AsyncClient(timeout=10, verify=False)
         self._fds = 0
-        self._log_from = 0
         self._before: Samples = {}
+        self._log_from = 0
 
     async def __aenter__(self) -> GatewayProcess:
         self.path.write_text(json.dumps(self.config))  # JSON is YAML
@@ -53,9 +57,16 @@ class GatewayProcess:
         self._fds = self.fds
         return self
 
+    async def begin(self) -> None:
+        """Another test begins on the same process: counters and log are read from here on."""
+        await self.eventually(self._all_logged, "every request has its line")
+        self._log_from = self.log_path.stat().st_size
+        self._before = await self.samples()
+
     async def __aexit__(self, kind: object, *exc: object) -> None:
         process = self._process
         assert process is not None
+        await self._http.aclose()
         if process.returncode is None:
             if kind is None:
                 process.send_signal(signal.SIGCONT)
@@ -69,15 +80,8 @@ class GatewayProcess:
 
     @property
     def log(self) -> str:
-        """What was logged since the last mark."""
+        """What the process wrote since the test began."""
         return self.log_path.read_bytes()[self._log_from :].decode(errors="replace")
-
-    async def mark(self) -> None:
-        """A new test begins: logs and counters of those before are not its own."""
-        await asyncio.sleep(0.06)  # the writer gathers lines for 50 ms
-        self._before = {}
-        self._before = {key: value for key, value in (await self.samples()).items() if key[0].endswith(COUNTERS)}
-        self._log_from = self.log_path.stat().st_size
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -110,25 +114,28 @@ class GatewayProcess:
 
     async def get(self, path: str) -> httpx.Response:
         """From the admin port."""
-        async with httpx.AsyncClient(verify=False) as client:  # loading certificates takes longer than the request
-            return await client.get(f"http://127.0.0.1:{self.admin_port}{path}", timeout=10)
+        return await self._http.get(f"http://127.0.0.1:{self.admin_port}{path}")
 
     async def samples(self) -> Samples:
-        """All samples of /metrics, which must parse; what counts up counts from the last mark."""
+        """All samples of /metrics, which must parse."""
         text = (await self.get("/metrics")).text
         families = text_string_to_metric_families(text)
-        found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
-        return {key: value - self._before.get(key, 0) for key, value in found.items()}
+        return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+    async def since(self) -> Samples:
+        """All samples; those that only grow are counted from the beginning of the test."""
+        before = {key: value for key, value in self._before.items() if key[0] not in GAUGES}
+        return {key: value - before.get(key, 0) for key, value in (await self.samples()).items()}
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of one name that carry these labels."""
         wanted = set(labels.items())
-        return sum(value for (key, found), value in (await self.samples()).items() if key == name and wanted <= found)
+        return sum(value for (key, found), value in (await self.since()).items() if key == name and wanted <= found)
 
     async def outcomes(self) -> dict[str, int]:
         """Requests by outcome."""
         counts: dict[str, int] = {}
-        for (name, labels), value in (await self.samples()).items():
+        for (name, labels), value in (await self.since()).items():
             if name == "headrace_requests_total" and value:
                 outcome = dict(labels)["outcome"]
                 counts[outcome] = counts.get(outcome, 0) + int(value)
@@ -146,9 +153,11 @@ class GatewayProcess:
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}\n{self.log[-2000:]}"
             await asyncio.sleep(0.02)
 
-    async def settled(self, fakes: Sequence[Any] = (), *, fds: int = 5) -> None:
-        """The invariants: nothing in flight, nothing queued, nothing open at the backends, descriptors as before, no
-        fault in the log, no secret anywhere."""
+    async def _all_logged(self) -> bool:
+        return len(self.lines) == sum((await self.outcomes()).values())
+
+    async def idle(self, fakes: Sequence[Fake] = ()) -> None:
+        """Wait until nothing is in flight, queued, or open at the backends."""
 
         async def still() -> bool:
             gauges = {key: value for key, value in (await self.samples()).items() if key[0] in GAUGES}
@@ -156,8 +165,26 @@ class GatewayProcess:
             return not any(gauges.values()) and not any(fake.open_requests for fake in fakes)
 
         await self.eventually(still, "gauges and backends idle")
+
+    async def settled(
+        self,
+        fakes: Sequence[Fake] = (),
+        *,
+        sent: int | None = None,
+        outcomes: Mapping[str, int] | None = None,
+        fds: int = 5,
+    ) -> None:
+        """The invariants: nothing in flight, nothing queued, nothing open at the backends, descriptors as before, no
+        fault in the log, no secret anywhere, one outcome and one line for each request `sent`, all capacity usable
+        again."""
+        await self.idle(fakes)
+        assert [error for fake in fakes for error in fake.errors] == []
         idle = sum(len(fake.tasks) for fake in fakes)
         await self.eventually(lambda: self.fds <= self._fds + idle + fds, "descriptors at the baseline", timeout_s=8)
+        await self.eventually(self._all_logged, "every request has its line")
+        found = await self.outcomes()
+        assert outcomes is None or found == outcomes
+        assert sent is None or sum(found.values()) == sent
         begun = time.monotonic()
         assert (await self.get("/livez")).status_code == 200
         assert time.monotonic() - begun < 0.5
@@ -167,18 +194,42 @@ class GatewayProcess:
         for secret in (KEY, *self.secrets):
             assert secret not in self.log
             assert secret not in metrics
+        for model, (count, urls) in self.capacity.items():
+            if count <= MOST_AT_ONCE and urls <= {fake.url for fake in fakes}:
+                await self._full(model, count, [fake for fake in fakes if fake.url in urls])
+
+    @property
+    def capacity(self) -> dict[str, tuple[int, set[str]]]:
+        """For each model, how many requests its backends may run together, and their URLs."""
+        found = {}
+        for model, told in self.config["models"].items():
+            backends = self.config["pools"][told["pool"]]["backends"]
+            found[model] = (sum(each["concurrency"] for each in backends), {each["url"] for each in backends})
+        return found
+
+    async def _full(self, model: str, count: int, fakes: Sequence[Fake]) -> None:
+        """`count` requests at once: each is answered only when the last one of them has reached a backend."""
+        script = gathering(count)
+        for fake in fakes:
+            await fake.play(script)
+        headers = [f"Authorization: Bearer {KEY}"] if self.config.get("tenants") else []
+        request = chat(*headers, model=model)
+        answers = await asyncio.gather(*(ask(self.port, request) for _ in range(count)))
+        assert [answer.status for answer in answers] == [200] * count, f"{model} cannot use its {count} places"
+        for fake in fakes:
+            await fake.play(healthy)
 
 
-COUNTERS = ("_total", "_bucket", "_count", "_sum")
 GAUGES = ("headrace_in_flight_requests", "headrace_queued_requests")
+MOST_AT_ONCE = 64  # places that are tried out; a test of more does so itself
 
 
 def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
     """A configuration with one pool, one model `m`, fast clocks, and no tenants unless given."""
-    clocks = {"connect": "1s", "headers": "2s", "first_token": "2s", "idle": "3s", "total": "60s"}
-    backends = [{"url": url, "concurrency": settings.pop("concurrency", 64)} for url in urls]
+    concurrency = settings.pop("concurrency", 16)
+    backends = [{"url": url, "concurrency": concurrency} for url in urls]
     config: dict[str, Any] = {
-        "pools": {"p": {"engine": engine, "backends": backends, "timeouts": clocks | settings.pop("timeouts", {})}},
+        "pools": {"p": {"engine": engine, "backends": backends, "timeouts": CLOCKS | settings.pop("timeouts", {})}},
         "models": {"m": {"pool": "p"}},
     }
     for key in ("server", "models", "tenants", "classes"):
@@ -186,3 +237,11 @@ def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
             config[key] = settings.pop(key)
     config["pools"]["p"] |= settings
     return config
+
+
+def times(full: int, short: int) -> range:
+    """As often as a case says, or as the ordinary suite can afford."""
+    return range(full if FULL else short)
+
+
+CLOCKS = {"connect": "1s", "headers": "2s", "first_token": "2s", "idle": "3s", "total": "60s"}

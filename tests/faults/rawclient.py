@@ -95,32 +95,35 @@ class RawClient:
     async def ask(self, data: bytes, timeout_s: float = 20.0) -> Response:
         """Send a request and read its whole response."""
         await self.send(data)
-        return await self.response(timeout_s, method=data[:20].split(b" ")[0].decode("latin-1"))
+        return await self.response(timeout_s, method="HEAD" if data.startswith(b"HEAD ") else "GET")
 
-    async def response(self, timeout_s: float = 20.0, *, until: bytes | None = None, method: str = "POST") -> Response:
-        """The next response on this connection, to a request of this method, read to its end or until `until` stands
-        in the body. h11 judges the framing. `complete` is False where the connection broke first."""
+    async def response(self, timeout_s: float = 20.0, *, until: bytes | None = None, method: str = "GET") -> Response:
+        """The next response on this connection, read to its end or until `until` stands in the body. h11 judges the
+        framing. `complete` is False where the connection broke first."""
+        response = Response()
+        await self.read(response, timeout_s, until=until, method=method)
+        return response
+
+    async def read(
+        self, response: Response, timeout_s: float = 20.0, *, until: bytes | None = None, method: str = "GET"
+    ) -> None:
+        """Read more of a response: to its end, or until `until` stands in the body."""
         assert self._reader is not None
         if self._parser.our_state is h11.DONE and self._parser.their_state is h11.DONE:
             self._parser.start_next_cycle()
         if self._parser.our_state is h11.IDLE:
-            method = method if method.isalpha() else "POST"
             self._parser.send(h11.Request(method=method, target="/", headers=[("Host", "x")]))
             self._parser.send(h11.EndOfMessage())
-        response = Response()
         async with asyncio.timeout(timeout_s):
-            while not response.complete:
+            while not response.complete and (until is None or until not in response.body):
                 try:
                     event = self._parser.next_event()
                     if event is h11.NEED_DATA:
                         self._parser.receive_data(await self._reader.read(65536))
-                        continue
-                    self._note(response, event)
+                    else:
+                        self._note(response, event)
                 except (ConnectionError, h11.RemoteProtocolError):
-                    return response
-                if until is not None and until in response.body:
-                    return response
-        return response
+                    return
 
     def _note(self, response: Response, event: Any) -> None:
         now = time.monotonic()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Stage
 from tests.faults.fakes import DONE, Fake, FakeConnection, Script, completion, event, healthy
 from tests.faults.process import DIGEST, KEY, GatewayProcess, pool
 from tests.faults.rawclient import RawClient, ask, chat, post
@@ -54,35 +53,34 @@ def settings() -> dict[str, Any]:
     return {"server": {"header_timeout": f"{HEADER_S}s"}}
 
 
-@pytest.mark.parametrize("conflict", CONFLICTS)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
-async def test_b140_conflicting_framing_is_refused(stage: Stage, conflict: str, path: str) -> None:
+async def test_b140_conflicting_framing_is_refused(gateway: GatewayProcess, a: Fake, path: str) -> None:
     """400 and the connection closed, whatever stands behind it; nothing of it reaches a backend."""
-    lines, body = CONFLICTS[conflict]
-    async with RawClient(stage.port) as client:
-        response = await client.ask(post(body, path, *lines) + post(BODY), timeout_s=5)
-        assert (response.status, response.header("connection")) == (400, "close") or (
-            path == "/v1/models" and response.status in (404, 405)  # answered before its body was looked at
-        )
-        assert response.error()["type"] == "invalid_request_error"
-        assert await client.closed(timeout_s=5)
-    assert stage.fake.hits == 0
-    await stage.settled()
+    for conflict, (lines, body) in CONFLICTS.items():
+        async with RawClient(gateway.port) as client:
+            response = await client.ask(post(body, path, *lines) + post(BODY), timeout_s=5)
+            assert (response.status, response.header("connection")) == (400, "close") or (
+                path == "/v1/models" and response.status == 405  # answered before its body was looked at
+            ), conflict
+            assert response.error()["type"] == "invalid_request_error"
+            assert await client.closed(timeout_s=5), conflict
+        assert a.hits == 0, conflict
+    await gateway.settled([a])
 
 
-async def test_b140_a_body_that_breaks_later_is_refused(stage: Stage) -> None:
+async def test_b140_a_body_that_breaks_later_is_refused(gateway: GatewayProcess, a: Fake) -> None:
     """Half of the chunks are fine and have been read when a bad one comes: 400 at once, closed, counted once."""
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         await client.send(post(b"1b\r\n" + BODY + b"\r\n", "/v1/chat/completions", "Transfer-Encoding: chunked"))
         await asyncio.sleep(0.05)
         response = await client.ask(b"zz\r\n", timeout_s=5)
         assert (response.status, response.error()["code"]) == (400, "invalid_request")
         assert await client.closed(timeout_s=5)
-    assert await stage.gateway.outcomes() == {"invalid_request": 1}
-    await stage.settled()
+    assert await gateway.outcomes() == {"invalid_request": 1}
+    await gateway.settled([a])
 
 
-async def test_b140_a_broken_body_ends_only_its_own_request(stage: Stage) -> None:
+async def test_b140_a_broken_body_ends_only_its_own_request(gateway: GatewayProcess, a: Fake) -> None:
     """The request before it, still under way when its framing breaks, is answered first and in full."""
 
     async def slow(connection: FakeConnection) -> None:
@@ -90,49 +88,49 @@ async def test_b140_a_broken_body_ends_only_its_own_request(stage: Stage) -> Non
         await asyncio.sleep(0.3)
         await connection.answer(completion("first"))
 
-    stage.play(slow)
-    async with RawClient(stage.port) as client:
+    await a.play(slow)
+    async with RawClient(gateway.port) as client:
         await client.send(chat() + post(b"zz\r\n", "/v1/chat/completions", "Transfer-Encoding: chunked"))
         first, second = await client.response(), await client.response()
         assert (first.status, second.status) == (200, 400)
         assert first.json()["choices"][0]["message"]["content"] == "first"
         assert await client.closed()
-    assert stage.fake.hits == 1
-    await stage.settled()
+    assert a.hits == 1
+    await gateway.settled([a])
 
 
-async def test_b140_trailers_are_no_headers(stage: Stage) -> None:
+async def test_b140_trailers_are_no_headers(gateway: GatewayProcess, a: Fake) -> None:
     """What stands behind a chunked body neither reaches the backend nor counts as the client's own headers."""
     trailers = b"X-User: t\r\nX-Headrace-Class: batch\r\nAuthorization: Bearer k\r\n"
     body = CHUNKED.removesuffix(b"\r\n") + trailers + b"\r\n"
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         for _ in range(2):
             response = await client.ask(post(body, "/v1/chat/completions", "Transfer-Encoding: chunked"))
             assert (response.status, response.header("x-headrace-class")) == (200, "interactive")
-    assert [request.body for request in stage.fake.requests] == [BODY, BODY]
-    assert all(request.header("x-user") is None for request in stage.fake.requests)
-    await stage.settled()
+    assert [request.body for request in a.requests] == [BODY, BODY]
+    assert all(request.header("x-user") is None for request in a.requests)
+    await gateway.settled([a])
 
 
 @pytest.mark.parametrize("flood", ["trailers", "one trailer", "chunk extension"])
-async def test_b140_what_is_neither_head_nor_body_is_bounded(stage: Stage, flood: str) -> None:
+async def test_b140_what_is_neither_head_nor_body_is_bounded(gateway: GatewayProcess, a: Fake, flood: str) -> None:
     """Trailers and chunk extensions without end: refused after 64 KiB, closed, and no memory grows."""
     begin, more = {
         "trailers": (CHUNKED.removesuffix(b"\r\n"), b"X-A: b\r\n" * 1000),
         "one trailer": (CHUNKED.removesuffix(b"\r\n") + b"X-A: ", b"a" * 8000),
         "chunk extension": (b"1b;", b"a" * 8000),
     }[flood]
-    rss = stage.gateway.rss
-    async with RawClient(stage.port) as client:
+    rss = gateway.rss
+    async with RawClient(gateway.port) as client:
         await client.send(post(begin, "/v1/chat/completions", "Transfer-Encoding: chunked"))
         sending = asyncio.create_task(endless(client, more))
         response = await client.response(timeout_s=5)
         sending.cancel()
         assert response.status == 400
         assert await client.closed(timeout_s=5)
-    assert stage.fake.hits == 0
-    assert stage.gateway.rss - rss < 8 * 2**20
-    await stage.settled()
+    assert a.hits == 0
+    assert gateway.rss - rss < 8 * 2**20
+    await gateway.settled([a])
 
 
 async def endless(client: RawClient, data: bytes) -> None:
@@ -145,85 +143,87 @@ async def endless(client: RawClient, data: bytes) -> None:
         pass
 
 
-async def test_b136_a_head_behind_a_large_body_is_not_too_large(stage: Stage) -> None:
+async def test_b136_a_head_behind_a_large_body_is_not_too_large(gateway: GatewayProcess, a: Fake) -> None:
     """100 KiB of body and the first bytes of the next head come in one segment: both requests are answered."""
     large = post(BODY[:-1] + b',"x":"' + b"a" * 100_000 + b'"}')
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         await client.send(large + chat()[:20])
         await asyncio.sleep(0.1)
         await client.send(chat()[20:])
         assert [(await client.response()).status for _ in range(2)] == [200, 200]
-    assert stage.fake.hits == 2
-    await stage.settled()
+    assert a.hits == 2
+    await gateway.settled([a])
 
 
-async def test_b139_a_refused_connection_starts_nothing(stage: Stage) -> None:
+async def test_b139_a_refused_connection_starts_nothing(gateway: GatewayProcess, a: Fake) -> None:
     """A head of 64 KiB and more, whole, with a good request right behind it: 431, closed, no backend reached."""
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         large = chat("X-A: " + "a" * 66_000)
         response = await client.ask(large + chat(), timeout_s=5)
         assert (response.status, response.error()["code"]) == (431, "headers_too_large")
         assert await client.closed(timeout_s=5)
-    assert stage.fake.hits == 0
-    await stage.settled()
+    assert a.hits == 0
+    await gateway.settled([a])
 
 
-async def test_b139_line_ends_do_not_keep_a_connection(stage: Stage) -> None:
+async def test_b139_line_ends_do_not_keep_a_connection(gateway: GatewayProcess, a: Fake) -> None:
     """After an answer a client sends one empty line and no more: the connection ends with the head's time."""
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         assert (await client.ask(chat())).status == 200
         await client.send(b"\r\n")
         begun = time.monotonic()
         assert await client.closed(timeout_s=HEADER_S + 3)
         assert time.monotonic() - begun > HEADER_S - 0.5
-    await stage.settled()
+    await gateway.settled([a])
 
 
 @pytest.mark.parametrize("framing", ["length", "chunks"])
 @pytest.mark.parametrize("split", [False, True])
-async def test_b140_an_offered_upgrade_costs_no_body(stage: Stage, framing: str, split: bool) -> None:
+async def test_b140_an_offered_upgrade_costs_no_body(
+    gateway: GatewayProcess, a: Fake, framing: str, split: bool
+) -> None:
     """Clients that offer h2c with a POST (curl, Java) are answered in HTTP/1.1, body and next request included."""
     offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"]
     if framing == "chunks":
         offer.append("Transfer-Encoding: chunked")
     data = post(CHUNKED if framing == "chunks" else BODY, "/v1/chat/completions", *offer)
     head, _, body = data.partition(b"\r\n\r\n")
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         await client.send(head + b"\r\n\r\n" + (b"" if split else body + chat()))
         if split:
             await asyncio.sleep(0.05)
             await client.send(body + chat())
         assert [(await client.response()).status for _ in range(2)] == [200, 200]
-    assert stage.fake.requests[0].body == BODY
-    assert {name for name, _ in stage.fake.requests[0].headers}.isdisjoint({"upgrade", "http2-settings", "connection"})
-    assert stage.fake.hits == 2
-    await stage.settled()
+    assert a.requests[0].body == BODY
+    assert {name for name, _ in a.requests[0].headers}.isdisjoint({"upgrade", "http2-settings", "connection"})
+    assert a.hits == 2
+    await gateway.settled([a])
 
 
-async def test_b140_a_body_never_becomes_a_request(stage: Stage) -> None:
+async def test_b140_a_body_never_becomes_a_request(gateway: GatewayProcess, a: Fake) -> None:
     """An upgrade offer with a body that reads like a request: it is a body, however it is cut."""
     hidden = chat()
     head = post(hidden, "/v1/chat/completions", "Connection: Upgrade", "Upgrade: h2c")[: -len(hidden)]
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         await client.send(head)
         await asyncio.sleep(0.05)
         response = await client.ask(hidden)
         assert (response.status, response.error()["code"]) == (400, "invalid_body")
         await asyncio.sleep(0.1)
-    await stage.settled()
-    assert stage.fake.hits == 0
+    await gateway.settled([a])
+    assert a.hits == 0
 
 
 @pytest.mark.parametrize("head", [b"CONNECT evil:80 HTTP/1.1\r\nHost: g\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
-async def test_b140_no_tunnel_and_no_http2(stage: Stage, head: bytes) -> None:
+async def test_b140_no_tunnel_and_no_http2(gateway: GatewayProcess, a: Fake, head: bytes) -> None:
     """CONNECT and the preface of HTTP/2 are refused and closed."""
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         assert (await client.ask(head)).status == 400
         assert await client.closed()
-    await stage.settled()
+    await gateway.settled([a])
 
 
-async def test_b136_a_pipeline_has_an_end(stage: Stage) -> None:
+async def test_b136_a_pipeline_has_an_end(gateway: GatewayProcess, a: Fake) -> None:
     """20,000 requests in one go behind a slow one: some are answered, the rest never start, and memory is flat."""
 
     async def slow(connection: FakeConnection) -> None:
@@ -232,31 +232,31 @@ async def test_b136_a_pipeline_has_an_end(stage: Stage) -> None:
             await asyncio.sleep(0.5)
             await connection.answer(completion())
 
-    stage.play(slow)
-    rss = stage.gateway.rss
-    async with RawClient(stage.port) as client:
+    await a.play(slow)
+    rss = gateway.rss
+    async with RawClient(gateway.port) as client:
         sending = asyncio.create_task(client.send(chat() + b"GET /v1/models HTTP/1.1\r\nHost: g\r\n\r\n" * 20_000))
         first = await client.response()
         answers = [await client.response(method="GET") for _ in range(64)]
         assert {first.status, *(answer.status for answer in answers)} == {200}
-        assert stage.gateway.rss - rss < 12 * 2**20
+        assert gateway.rss - rss < 12 * 2**20
         assert await client.closed()
         sending.cancel()
-    await stage.settled()
+    await gateway.settled([a])
 
 
 @pytest.mark.parametrize("header", ["Host: evil", "Content-Type: multipart/form-data; boundary=x"])
-async def test_b140_of_two_headers_neither_is_chosen(stage: Stage, header: str) -> None:
+async def test_b140_of_two_headers_neither_is_chosen(gateway: GatewayProcess, a: Fake, header: str) -> None:
     """A second Host, a second content type: what the gateway reads and what a backend reads could differ."""
-    response = await ask(stage.port, chat(header, "Content-Type: application/json"))
+    response = await ask(gateway.port, chat(header, "Content-Type: application/json"))
     assert (response.status, response.error()["code"]) == (400, "invalid_request")
-    response = await ask(stage.port, chat("Content-Encoding: gzip", "Content-Encoding: identity"))
+    response = await ask(gateway.port, chat("Content-Encoding: gzip", "Content-Encoding: identity"))
     assert (response.status, response.error()["code"]) == (400, "invalid_request")
-    assert stage.fake.hits == 0
-    await stage.settled()
+    assert a.hits == 0
+    await gateway.settled([a])
 
 
-async def test_b140_hop_by_hop_headers_end_here(stage: Stage) -> None:
+async def test_b140_hop_by_hop_headers_end_here(gateway: GatewayProcess, a: Fake) -> None:
     """What Connection names, and what never passes a proxy, does not reach the backend; the rest does."""
     hops = [
         "Connection: close, X-Internal-Auth",
@@ -269,31 +269,31 @@ async def test_b140_hop_by_hop_headers_end_here(stage: Stage) -> None:
         "Trailer: X-A",
         "X-Kept: yes",
     ]
-    response = await ask(stage.port, chat(*hops))
+    response = await ask(gateway.port, chat(*hops))
     assert (response.status, response.header("connection")) == (200, "close")
     expected = {"host", "content-type", "content-length", "accept-encoding", "x-request-id", "x-kept"}
-    assert {name for name, _ in stage.fake.requests[0].headers} == expected
-    await stage.settled()
+    assert {name for name, _ in a.requests[0].headers} == expected
+    await gateway.settled([a])
 
 
 LARGE = b'{"model":"m","messages":[],"x":"' + b"a" * 5 * 2**20 + b'"}'
 
 
-async def test_b134_expect_is_answered_where_the_body_is_wanted(stage: Stage) -> None:
+async def test_b134_expect_is_answered_where_the_body_is_wanted(gateway: GatewayProcess, a: Fake) -> None:
     """100 Continue at once, and no word of it to the backend; a client of HTTP/1.0 gets no interim answer."""
     data = post(LARGE, "/v1/chat/completions", "Expect: 100-continue")
     head = data[: -len(LARGE)]
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         begun = time.monotonic()
         await client.send(head)
         assert (await client.interim()).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
         assert time.monotonic() - begun < 0.1
         assert (await client.ask(LARGE)).status == 200
-    assert stage.fake.requests[0].header("expect") is None
+    assert a.requests[0].header("expect") is None
     old = chat("Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
-    response = await ask(stage.port, old)
+    response = await ask(gateway.port, old)
     assert (response.status, response.interim) == (200, [])
-    await stage.settled()
+    await gateway.settled([a])
 
 
 async def test_b134_expect_is_not_answered_where_the_request_is_refused(tmp_path: Path) -> None:
@@ -319,30 +319,30 @@ async def test_b134_expect_is_not_answered_where_the_request_is_refused(tmp_path
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_b136_pipelined_requests_are_answered_in_order(stage: Stage, stream: bool) -> None:
+async def test_b136_pipelined_requests_are_answered_in_order(gateway: GatewayProcess, a: Fake, stream: bool) -> None:
     """Two in one segment: the second waits for the whole answer to the first, be it a stream."""
-    stage.play(numbered())
-    async with RawClient(stage.port) as client:
+    await a.play(numbered())
+    async with RawClient(gateway.port) as client:
         await client.send(chat(stream=stream) + chat(stream=stream))
         first, second = await client.response(), await client.response()
     assert (first.complete, second.complete) == (True, True)
     assert b"answer 1" in first.body and b"answer 2" in second.body
-    assert stage.fake.requests[1].at > stage.fake.requests[0].at + 0.15
-    assert stage.fake.hits == 2
-    await stage.settled()
+    assert a.requests[1].at > a.requests[0].at + 0.15
+    assert a.hits == 2
+    await gateway.settled([a])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_b136_nothing_is_answered_behind_connection_close(stage: Stage, stream: bool) -> None:
+async def test_b136_nothing_is_answered_behind_connection_close(gateway: GatewayProcess, a: Fake, stream: bool) -> None:
     """The first of two says `Connection: close`: one answer, then the end; the second never starts."""
-    stage.play(numbered())
-    async with RawClient(stage.port) as client:
+    await a.play(numbered())
+    async with RawClient(gateway.port) as client:
         response = await client.ask(chat("Connection: close", stream=stream) + chat(stream=stream))
         assert response.complete
         assert response.header("connection") == "close"
         assert await client.closed()
-    assert stage.fake.hits == 1
-    await stage.settled()
+    assert a.hits == 1
+    await gateway.settled([a])
 
 
 def numbered() -> Script:
@@ -366,7 +366,7 @@ def numbered() -> Script:
     return script
 
 
-async def test_b137_one_connection_serves_a_thousand_requests(stage: Stage) -> None:
+async def test_b137_one_connection_serves_a_thousand_requests(gateway: GatewayProcess, a: Fake) -> None:
     """Streams, whole answers, refusals, HEAD and a body in two segments, in turn on one socket: nothing gets stuck."""
     large = chat(x="a" * 65_536)
     kinds = [
@@ -377,7 +377,7 @@ async def test_b137_one_connection_serves_a_thousand_requests(stage: Stage) -> N
         ([large[:1000], large[1000:]], "POST", 200),
     ]
     slowest = 0.0
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         for number in range(1000):
             pieces, method, status = kinds[number % len(kinds)]
             begun = time.monotonic()
@@ -389,13 +389,15 @@ async def test_b137_one_connection_serves_a_thousand_requests(stage: Stage) -> N
             assert (response.status, response.complete) == (status, True), number
             slowest = max(slowest, time.monotonic() - begun)
     assert slowest < 1.0
-    assert await stage.gateway.outcomes() == {"ok": 600, "invalid_body": 200}
-    await stage.settled()
+    assert await gateway.outcomes() == {"ok": 600, "invalid_body": 200}
+    await gateway.settled([a])
 
 
 @pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_b138_a_half_closed_client_is_gone(stage: Stage, stream: bool, version: bytes) -> None:
+async def test_b138_a_half_closed_client_is_gone(
+    gateway: GatewayProcess, a: Fake, stream: bool, version: bytes
+) -> None:
     """Documented: who shuts down its sending side is treated as gone. 499, the backend let go within a second, and
     no half-written success."""
 
@@ -404,38 +406,38 @@ async def test_b138_a_half_closed_client_is_gone(stage: Stage, stream: bool, ver
         await connection.wait_closed()
         connection.finish()
 
-    stage.play(slow)
-    async with RawClient(stage.port) as client:
+    await a.play(slow)
+    async with RawClient(gateway.port) as client:
         await client.send(chat(stream=stream).replace(b"HTTP/1.1", version))
-        await stage.gateway.eventually(lambda: stage.fake.hits == 1, "the backend is asked")
+        await gateway.eventually(lambda: a.hits == 1, "the backend is asked")
         begun = time.monotonic()
         client.half_close()
         assert not (await client.response()).status
-        await stage.gateway.eventually(lambda: stage.fake.closed, "the backend is let go")
-        assert stage.fake.closed[0].at - begun < 1.0
-    assert await stage.gateway.outcomes() == {"client_disconnect": 1}
-    await stage.gateway.eventually(lambda: [line["status"] for line in stage.gateway.lines] == [499], "one line of 499")
-    await stage.settled()
+        await gateway.eventually(lambda: a.closed, "the backend is let go")
+        assert a.closed[0].at - begun < 1.0
+    assert await gateway.outcomes() == {"client_disconnect": 1}
+    await gateway.eventually(lambda: [line["status"] for line in gateway.lines] == [499], "one line of 499")
+    await gateway.settled([a])
 
 
-async def test_b139_large_heads_pass_up_to_the_limit(stage: Stage) -> None:
+async def test_b139_large_heads_pass_up_to_the_limit(gateway: GatewayProcess, a: Fake) -> None:
     """8, 20 and 60 KiB of headers: served. 1 MiB in one header, or 20,000 headers: 431 and closed, memory flat."""
     for size in (8, 20, 60):
-        response = await ask(stage.port, chat("X-Token: " + "a" * size * 1024))
+        response = await ask(gateway.port, chat("X-Token: " + "a" * size * 1024))
         assert response.status == 200, size
-    assert len(stage.fake.requests[-1].header("x-token") or "") == 60 * 1024
-    rss = stage.gateway.rss
+    assert len(a.requests[-1].header("x-token") or "") == 60 * 1024
+    rss = gateway.rss
     for lines in (["X-Token: " + "a" * 2**20], [f"X-{number}: 1" for number in range(20_000)]):
-        async with RawClient(stage.port) as client:
+        async with RawClient(gateway.port) as client:
             response = await client.ask(chat(*lines))
             assert (response.status, response.error()["code"]) == (431, "headers_too_large")
             assert await client.closed()
-    assert stage.gateway.rss - rss < 8 * 2**20
-    assert stage.fake.hits == 3
-    await stage.settled()
+    assert gateway.rss - rss < 8 * 2**20
+    assert a.hits == 3
+    await gateway.settled([a])
 
 
-async def test_b139_a_head_that_dribbles_is_cut_off(stage: Stage) -> None:
+async def test_b139_a_head_that_dribbles_is_cut_off(gateway: GatewayProcess, a: Fake) -> None:
     """One byte every 100 ms: 408 when the time for a head is up, and others are served as ever."""
 
     async def dribble(client: RawClient) -> None:
@@ -443,18 +445,18 @@ async def test_b139_a_head_that_dribbles_is_cut_off(stage: Stage) -> None:
             await client.send(bytes([byte]))
             await asyncio.sleep(0.1)
 
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         begun = time.monotonic()
         sending = asyncio.create_task(dribble(client))
         while time.monotonic() - begun < HEADER_S - 0.5:
-            assert (await ask(stage.port, chat(), timeout_s=0.5)).status == 200
+            assert (await ask(gateway.port, chat(), timeout_s=0.5)).status == 200
             await asyncio.sleep(0.1)
         response = await client.response(timeout_s=HEADER_S + 3)
         assert (response.status, response.error()["code"]) == (408, "request_timeout")
         assert HEADER_S - 0.5 < time.monotonic() - begun < HEADER_S + 2
         sending.cancel()
         assert await client.closed()
-    await stage.settled()
+    await gateway.settled([a])
 
 
 @pytest.mark.parametrize(
@@ -468,16 +470,18 @@ async def test_b139_a_head_that_dribbles_is_cut_off(stage: Stage) -> None:
         ("TRACE", "/v1/models", "GET"),
     ],
 )
-async def test_a_method_that_a_path_does_not_take(stage: Stage, method: str, path: str, allow: str) -> None:
+async def test_a_method_that_a_path_does_not_take(
+    gateway: GatewayProcess, a: Fake, method: str, path: str, allow: str
+) -> None:
     """405 in the shape of OpenAI's errors, with Allow; the connection stays good."""
     request = f"{method} {path} HTTP/1.1\r\nHost: g\r\n\r\n".encode()
-    async with RawClient(stage.port) as client:
+    async with RawClient(gateway.port) as client:
         response = await client.ask(request)
         assert response.status == 405
         assert allow in (response.header("allow") or "")
         assert method == "HEAD" or response.error()["code"] == "method_not_allowed"
         assert (await client.ask(chat())).status == 200
-    await stage.settled()
+    await gateway.settled([a])
 
 
 @pytest.mark.parametrize("origin", ["https://app.example", "*"])

@@ -37,7 +37,7 @@ def test_pools_and_models_are_all_that_is_needed() -> None:
     assert config.models["m"].pool == "p"
     timeouts = config.pools["p"].timeouts
     clocks = (timeouts.connect, timeouts.headers, timeouts.first_token, timeouts.idle, timeouts.total)
-    assert clocks == (1, 30, 60, 30, 900)
+    assert clocks == (1, None, 60, 30, 900)
     assert (config.pools["p"].retries.attempts, config.pools["p"].retries.budget) == (2, 0.1)
     assert list(config.classes) == ["interactive", "batch"]
     assert (config.classes["batch"].max_wait, config.classes["batch"].ceiling) == (900, 0.7)

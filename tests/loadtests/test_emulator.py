@@ -55,9 +55,12 @@ async def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
 
 async def test_usage_is_in_a_stream_only_when_it_is_asked_for(server: Server) -> None:
     """No chunk mentions usage otherwise, and none has empty choices."""
-    _, raw = await ask(server, "/v1/chat/completions", chat(max_tokens=5, stream=True))
-    assert b"usage" not in raw
-    assert all(event == "[DONE]" or event["choices"] for event in events(raw))
+    for options in ({}, {"stream_options": {"include_usage": False}}):
+        _, raw = await ask(server, "/v1/chat/completions", chat(max_tokens=5, stream=True, **options))
+        assert b"usage" not in raw
+        assert all(event == "[DONE]" or event["choices"] for event in events(raw))
+    _, raw = await ask(server, "/v1/chat/completions", chat(max_tokens=5, stream=True, stream_options={}))
+    assert b"usage" in raw  # so vLLM reads an empty object
 
 
 async def test_a_repeated_prompt_is_found_in_the_cache_but_not_across_salts(server: Server) -> None:
@@ -263,16 +266,18 @@ async def test_a_client_that_leaves_frees_its_place(server: Server, emulator: Em
     await settled(lambda: emulator.statistics().connections == 0)
 
 
-async def test_the_pace_is_the_models(emulator: Emulator) -> None:
-    """A hundred tokens take a hundred steps of the engine, not less than its profile says."""
+async def test_the_pace_is_the_models_also_after_a_pause() -> None:
+    """Fifty tokens take fifty steps of the profile; time that passed without work is not made up for."""
     loop = asyncio.get_running_loop()
     slow = Emulator(Settings(speed=2))
+    step_s = slow.engine.profile.decoding_ps(1, 1, 20) / 1e12 / 2
     async with slow.serve() as server:
-        start = loop.time()
-        await ask(server, "/v1/chat/completions", chat(max_tokens=50, ignore_eos=True))
-        took_s = loop.time() - start
-    step_s = slow.engine.profile.decoding_ps(1, 1, 20) / 1e12
-    assert 49 * step_s / 2 < took_s < 3 * 50 * step_s / 2
+        for tokens, pause_s in ((50, 0.04), (20, 0.04)):
+            start = loop.time()
+            await ask(server, "/v1/chat/completions", chat(max_tokens=tokens, ignore_eos=True))
+            took_s = loop.time() - start
+            assert (tokens - 1) * step_s < took_s < 3 * (tokens + 1) * step_s + 0.05
+            await asyncio.sleep(pause_s)  # less than what the engine would take for being late
 
 
 async def test_more_than_fits_waits_and_is_served_in_order(emulator: Emulator) -> None:
