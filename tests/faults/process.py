@@ -200,9 +200,9 @@ class GatewayProcess:
 
     @property
     def capacity(self) -> dict[str, tuple[int, set[str]]]:
-        """For each model, how many requests its backends may run together, and their URLs."""
+        """For one model of each pool, how many requests its backends may run together, and their URLs."""
         found = {}
-        for model, told in self.config["models"].items():
+        for model, told in {told["pool"]: (model, told) for model, told in self.config["models"].items()}.values():
             backends = self.config["pools"][told["pool"]]["backends"]
             found[model] = (sum(each["concurrency"] for each in backends), {each["url"] for each in backends})
         return found

@@ -210,8 +210,9 @@ async def test_b140_a_body_never_becomes_a_request(gateway: GatewayProcess, a: F
         response = await client.ask(hidden)
         assert (response.status, response.error()["code"]) == (400, "invalid_body")
         await asyncio.sleep(0.1)
-    await gateway.settled([a])
+    await gateway.idle([a])
     assert a.hits == 0
+    await gateway.settled([a])
 
 
 @pytest.mark.parametrize("head", [b"CONNECT evil:80 HTTP/1.1\r\nHost: g\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
