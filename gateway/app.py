@@ -113,6 +113,7 @@ class Gateway:
         finally:
             if error is not None:
                 client.refuse(error, x)
+                error.__traceback__ = None  # its frames hold the error and the body: both would stay till a collection
             x.end(self.clock(), error)
             self.active.discard(x)
             self.telemetry.record(x)
