@@ -25,6 +25,7 @@ from gateway.reply import Clock, Reply
 from gateway.turn import Turn
 
 BODY_STALL_S = 30.0  # how long an upload may pause
+SMALL_BODY = 1024 * 1024  # a long conversation without images
 
 # Framing, credentials, and what addresses the gateway itself or steers other routers: none of it reaches a backend.
 NOT_FORWARDED = HOP_BY_HOP | frozenset(
@@ -60,7 +61,8 @@ SINGULAR = (b"content-encoding", b"content-length", b"content-type", b"host")  #
 
 
 class Buffers:
-    """The sum of all request bodies in memory against one budget: large requests must not add up to a crash."""
+    """The sum of all request bodies in memory against one budget: large requests must not add up to a crash. A quarter
+    of it is kept for the small ones: whoever uploads much must not keep others from asking."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -69,9 +71,9 @@ class Buffers:
     def __repr__(self) -> str:
         return f"<Buffers {self.used}/{self.budget} bytes>"
 
-    def take(self, count: int) -> None:
-        """Raises Unavailable where the budget would be passed."""
-        if self.used + count > self.budget:
+    def take(self, count: int, size: int) -> None:
+        """`count` bytes more, for a body of `size` so far. Raises Unavailable where the budget would be passed."""
+        if self.used + count > (self.budget if size <= SMALL_BODY else self.budget * 3 // 4):
             message = "The gateway holds as much request data as it may at a time."
             raise Unavailable(BUFFERS_FULL, message, retry_after=1.0)
         self.used += count
@@ -128,7 +130,8 @@ class Client:
                 raise Refused(INVALID_REQUEST, f"The header {name.decode()} stands there more than once.")
 
     async def _read(self) -> bytes:
-        body = bytearray()
+        pieces: list[bytes] = []
+        size = 0
         try:
             while True:
                 async with asyncio.timeout(BODY_STALL_S):
@@ -138,9 +141,10 @@ class Client:
                 if self._turn.broken:
                     raise Refused(INVALID_REQUEST, "The request body is not valid HTTP/1.1.")
                 if not piece:
-                    return bytes(body)
-                body += piece
-                self._hold(len(body))
+                    return b"".join(pieces)
+                pieces.append(piece)
+                size += len(piece)
+                self._hold(size)
         except TimeoutError:
             raise Refused(REQUEST_TIMEOUT, f"The body paused for more than {BODY_STALL_S:g} s.") from None
 
@@ -150,7 +154,7 @@ class Client:
 
     def _hold(self, size: int) -> None:
         self._admit(size)
-        self._buffers.take(size - self._held)
+        self._buffers.take(size - self._held, size)
         self._held = size
 
     def address(self, call: Call, request_id: str) -> Call:
