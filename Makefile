@@ -3,12 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: demo test check fmt bench bench-peers lock clean
+NODE := tests/clients/node
+NODE_STAMP := $(NODE)/node_modules/.ready
 
-demo: $(STAMP)          ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up)
+.PHONY: demo test check fmt bench bench-peers eval node-client lock clean
+
+demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
 
-test: $(STAMP) check    ## everything: lint, types, tests
+test: $(STAMP) node-client check    ## everything: lint, types, tests
 	@$(BIN)/pytest -n $${JOBS:-2} --dist loadfile
 
 check: $(STAMP)         ## lint and types
@@ -26,6 +29,11 @@ bench: $(STAMP)         ## CPU per request and per chunk beside nginx and the pe
 bench-peers: $(STAMP)   ## install the peers, each into its own environment under .cache/peers
 	@$(BIN)/python -m loadtests.peers
 
+node-client: $(if $(shell command -v npm),$(NODE_STAMP))  ## OpenAI's library for Node, where there is a Node
+
+eval: $(STAMP)          ## simulate the evaluation (hours; goes on where it was) into loadtests/results/
+	@$(BIN)/python -m loadtests.report --jobs $${JOBS:-1}
+
 lock:                   ## compile the hashed requirements anew (needs uv)
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url -q -o requirements.txt
 	uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev --generate-hashes --no-header --no-emit-index-url -q -o requirements-dev.txt
@@ -36,3 +44,11 @@ clean:
 $(STAMP): requirements-dev.txt pyproject.toml
 	@sh .ci/setup "$(PYTHON)"
 	@touch $(STAMP)
+
+.venv/.real: requirements-real.txt $(STAMP)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-real.txt
+	@touch $@
+
+$(NODE_STAMP): $(NODE)/package.json $(NODE)/package-lock.json
+	@cd $(NODE) && npm ci --silent
+	@touch $@

@@ -41,7 +41,6 @@ def refusal(error: GatewayError, dialect: Dialect, request_id: str) -> tuple[int
     if error.retry is not None:
         headers.append((b"x-should-retry", b"true" if error.retry else b"false"))
     if dialect is Dialect.MESSAGES:
-        headers.append((b"request-id", request_id.encode()))
         return status, headers, anthropic_error(status, error.message, request_id)
     return status, headers, openai_error(row.type, row.code, error.message, error.param)
 

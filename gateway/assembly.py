@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gateway import schema
 from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
-from gateway.catalog import Catalog, Model, Tenant
+from gateway.catalog import ANY, Catalog, Model, Tenant
 from gateway.dispatch import Pool
 from gateway.reply import Clock
 from policies.retry import RetryBudget
@@ -23,7 +23,10 @@ ANONYMOUS = "anonymous"
 def catalog(settings: schema.Config, created: int) -> Catalog:
     """All models, with how their pools' engines are to be spoken to."""
     return Catalog(
-        (Model(name, model.pool, model.upstream_name, tuple(model.aliases)) for name, model in settings.models.items()),
+        (
+            Model(name, model.pool, model.upstream_name or (None if name == ANY else name), tuple(model.aliases))
+            for name, model in settings.models.items()
+        ),
         created,
     )
 

@@ -1,20 +1,26 @@
-"""The command line: `headrace serve | check | keys | emulate | demo`."""
+"""The command line: `headrace serve | check | keys`, and `demo | emulate` from their own modules."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 import uvloop
+import yaml
 
 from gateway import config
 from gateway.auth import new_key
+from gateway.demo import demo
+from gateway.emulate import emulate
+from gateway.problem import dotted
 from gateway.serve import serve as serve_gateway
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="headrace", prog_name="headrace")
 def main() -> None:
     """An OpenAI-compatible gateway for pools of self-hosted model backends.
@@ -24,8 +30,15 @@ def main() -> None:
       headrace demo
     Put it before two engines, no file needed:
       headrace serve --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002
-    Then point any OpenAI or Anthropic SDK at http://127.0.0.1:8080/v1.
+    Or serve from a file, once it is found good:
+      headrace check headrace.yaml && headrace serve -c headrace.yaml
+
+    Then point any OpenAI SDK at http://127.0.0.1:8080/v1, or an Anthropic one at http://127.0.0.1:8080.
     """
+
+
+main.add_command(demo)
+main.add_command(emulate)
 
 
 @main.command()
@@ -33,12 +46,14 @@ def main() -> None:
 @click.option("--backend", "backends", multiple=True, metavar="URL", help="A backend; may be given several times.")
 @click.option("--listen", metavar="HOST:PORT", help="Where the API listens.  [default: 127.0.0.1:8080]")
 @click.option("--admin", metavar="HOST:PORT", help="Where health, metrics and admin listen.  [default: 127.0.0.1:9090]")
-def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admin: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Announce both addresses as JSON on stdout.")
+def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admin: str | None, as_json: bool) -> None:
     """Serve, from a file or before the backends named.
 
     \b
     headrace serve -c headrace.yaml
-    headrace serve --backend http://127.0.0.1:8001 --listen 127.0.0.1:8080
+    headrace serve --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002
+    headrace serve --backend http://127.0.0.1:8001 --listen '[::1]:8080' --admin '[::1]:9090'
 
     Without a file any model name is forwarded and everybody on this machine is one tenant. SIGTERM drains: running
     answers may finish, new requests are refused. Exit codes: 0 done, 2 bad usage or configuration, 1 anything else.
@@ -50,21 +65,32 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
     settings = _loaded(path) if path else _opened(backends, listen or "127.0.0.1:8080", admin or "127.0.0.1:9090")
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     try:
-        uvloop.run(serve_gateway(settings, ready=_announce))
+        uvloop.run(serve_gateway(settings, ready=partial(_announce, as_json)))
     except OSError as error:
-        raise click.ClickException(str(error.strerror or error)) from error
+        other = "server.listen or server.admin in the file" if path else "--listen or --admin"
+        raise click.ClickException(f"{error.strerror or error}; choose another address: {other}.") from error
 
 
-def _announce(api_url: str, admin_url: str) -> None:
+def _announce(as_json: bool, api_url: str, admin_url: str) -> None:
+    if as_json:
+        click.echo(json.dumps({"api": api_url, "admin": admin_url}))
     click.echo(f"headrace serves {api_url}/v1 (health and metrics: {admin_url})", err=True)
 
 
-def _loaded(path: Path) -> config.Config:
+def _loaded(path: Path, as_json: bool = False) -> config.Config:
     try:
         return config.load(path)
     except config.ConfigError as error:
-        click.echo(str(error), err=True)
+        if as_json:
+            click.echo(json.dumps({"problems": [_document(problem) for problem in error.problems]}))
+        else:
+            click.echo(str(error), err=True)
         sys.exit(2)
+
+
+def _document(problem: config.Problem) -> dict[str, str | int | None]:
+    place = {"file": problem.source, "line": problem.line, "column": problem.column}
+    return place | {"key": dotted(problem.loc), "message": problem.message}
 
 
 def _opened(backends: tuple[str, ...], listen: str, admin: str) -> config.Config:
@@ -77,18 +103,28 @@ def _opened(backends: tuple[str, ...], listen: str, admin: str) -> config.Config
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--diff", type=click.Path(path_type=Path), metavar="OLD", help="Show what changes against another file.")
-def check(path: Path, diff: Path | None) -> None:
-    """Check a configuration file and print it with every default filled in.
+@click.option("--json", "as_json", is_flag=True, help="The same as one JSON object; problems too, on stdout.")
+def check(path: Path, diff: Path | None, as_json: bool) -> None:
+    """Check a configuration file.
+
+    Prints it with every default filled in, or all that is wrong with it.
+
+    \b
+    headrace check headrace.yaml
+    headrace check --diff old.yaml headrace.yaml
+    headrace check --json headrace.yaml | jq .pools
 
     Secrets are shown as their references. Exit code 2 if the file cannot serve, with every problem as
     file:line:column, key, and what to do.
     """
-    settings = _loaded(path)
-    if diff is None:
-        click.echo(config.effective(settings), nl=False)
+    settings = _loaded(path, as_json)
+    if diff is not None:
+        lines = config.changes(_loaded(diff, as_json), settings)
+        click.echo(json.dumps({"changes": lines}) if as_json else "\n".join(lines) or "no difference")
+    elif as_json:
+        click.echo(json.dumps(settings.model_dump(mode="json", exclude_none=True), ensure_ascii=False))
     else:
-        lines = config.changes(_loaded(diff), settings)
-        click.echo("\n".join(lines) or "no difference")
+        click.echo(config.effective(settings), nl=False)
 
 
 @main.group()
@@ -98,12 +134,23 @@ def keys() -> None:
 
 @keys.command("new")
 @click.argument("tenant", default="my-tenant")
-def new(tenant: str) -> None:
-    """Make a key for TENANT: it is shown once; the configuration gets its hash only."""
+@click.option("--json", "as_json", is_flag=True, help="The key and its hash as one JSON object.")
+def new(tenant: str, as_json: bool) -> None:
+    """Make a key for a tenant.
+
+    The key is shown this once; the configuration gets its hash only.
+
+    \b
+    headrace keys new acme
+    headrace keys new acme --json | jq -r .key
+    """
     key, digest = new_key()
-    click.echo(f"key, for the client, shown only now:  {key}\n\nfor headrace.yaml:")
-    click.echo(f'tenants:\n  {tenant}:\n    keys:\n      - {{id: {tenant}-1, sha256: "{digest}"}}')
+    if as_json:
+        click.echo(json.dumps({"tenant": tenant, "key": key, "sha256": digest}))
+        return
+    entry = yaml.safe_dump({"tenants": {tenant: {"keys": [{"id": f"{tenant}-1", "sha256": digest}]}}}, sort_keys=False)
+    click.echo(f"key, for the client, shown only now:  {key}\n\nfor headrace.yaml:\n{entry}", nl=False)
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="headrace")

@@ -38,8 +38,9 @@ class Link(asyncio.Protocol):
         self.uses += 1
         self._transport.write(b"".join([head, *body]))
 
-    async def send_large(self, head: bytes, body: list[bytes | memoryview], answered: Callable[[], bool]) -> None:
-        """Write a request only as fast as the backend takes it. Stops early if it is `answered` early."""
+    async def send_large(self, head: bytes, body: list[bytes | memoryview], awaited: Callable[[], bool]) -> None:
+        """Write a request only as fast as the backend takes it, asking before each slice whether an answer is still
+        `awaited`: a backend may refuse before it has read all."""
         assert self._transport is not None
         self.uses += 1
         self._sent = False
@@ -49,7 +50,7 @@ class Link(asyncio.Protocol):
             for start in range(0, len(piece), SLICE):
                 if self._writable is not None:
                     await self._writable
-                if self.closed or answered():
+                if self.closed or not awaited():
                     return
                 self._transport.write(view[start : start + SLICE])
         self._sent = True

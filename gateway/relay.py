@@ -8,7 +8,7 @@ from http import HTTPStatus
 from gateway import answers
 from gateway.dialects import error_frame
 from gateway.errors import UPSTREAM_TRUNCATED, GatewayError, Phase, Unavailable, UpstreamFailed
-from gateway.exchange import Exchange, Header
+from gateway.exchange import Dialect, Exchange, Header
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.reading import BodyMeter, StreamEnding
 from gateway.reply import Clock, Reply
@@ -41,6 +41,8 @@ def head(answer_status: int, headers: list[Header], exchange: Exchange, turn: Tu
             exchange.upstream_request_id = value.decode("latin-1")
             request_id = value
     lines.append(b"x-request-id: %b\r\n" % request_id)
+    if exchange.endpoint.dialect is Dialect.MESSAGES and b"request-id" not in dict(headers):
+        lines.append(b"request-id: %b\r\n" % request_id)  # Anthropic's name for it
     lines += [b"%b: %b\r\n" % header for header in exchange.answer_headers]
     return b"".join(lines)
 
@@ -130,7 +132,7 @@ class Relay:
             rest = meter.end(self._clock())
         except (UpstreamFailed, Unavailable) as broken:
             failure = broken
-            rest = b"" if meter.complete else meter.broken()
+            rest = b""
         if meter.complete:
             turn.end(rest)  # a break after the finish reason took nothing from the answer
             return
@@ -140,8 +142,8 @@ class Relay:
             failure = UpstreamFailed(ENDINGS[meter.ending], Phase.STREAMING, refusal=UPSTREAM_TRUNCATED)
         if meter.error is None and not meter.done:
             row = failure.refusal
-            number = (meter.last_sequence_number or 0) + 1
-            rest += error_frame(self._dialect, failure.message, row.type, row.code, number)
+            number = 0 if meter.last_sequence_number is None else meter.last_sequence_number + 1
+            rest += meter.broken() + error_frame(self._dialect, failure.message, row.type, row.code, number)
         turn.end(rest)
         raise failure
 

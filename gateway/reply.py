@@ -51,7 +51,7 @@ class Reply:
         self.phase = Phase.SENT
         self.waits_for_token = stream
         self.meter: Progress | None = None
-        self.sent_at = self.active_at = clock()
+        self.began_at = self.sent_at = self.active_at = clock()
         self._link = link
         self._timeouts = timeouts
         self._headers_s = timeouts.headers_for(stream=stream)
@@ -80,9 +80,10 @@ class Reply:
         """Body bytes as declared, None where the end of the body declares itself."""
         return next((int(value) for name, value in self.reader.headers if name == b"content-length"), None)
 
-    def started(self) -> bool:
-        """Whether any byte of it came."""
-        return self.reader.started
+    def awaited(self) -> bool:
+        """More of the request was sent: the answer is not late yet. False once any byte of it came."""
+        self.sent_at = self._clock()
+        return not self.reader.started
 
     @property
     def complete(self) -> bool:
@@ -149,7 +150,7 @@ class Reply:
     def sweep(self, now: float) -> None:
         """Fail if one of the clocks ran out."""
         limit = self._timeouts
-        if now - self.sent_at > limit.total:
+        if now - self.began_at > limit.total:
             self.fail(UpstreamTimeout("total", limit.total, self.phase))
         elif not self.reader.head_done:
             if now - self.sent_at > self._headers_s:

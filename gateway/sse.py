@@ -3,7 +3,7 @@
 Events go out whole, as soon as they are whole, and unchanged. A stream is made of many events that differ in one
 string, the next piece of text. So the meter parses one of them and keeps what stands before and after that string. As
 long as events begin and end in the same way nothing else can be in them, and three comparisons stand for a parser.
-Any other event is parsed, and if it brings content it becomes the new pattern.
+Any other event is parsed, and if it brings content only it becomes the new pattern.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ PATTERN_BYTES = 4 * 1024  # a longer event makes no pattern: every open stream w
 SNIFF_BYTES = 16 * 1024  # an answer that long without one whole event is no error
 
 NOTHING = Event()
-NO_PATTERN = (b"\0", b'"\0')  # no event begins like this
+Pattern = tuple[bytes, bytes, int | None]  # what stands before and after the text; the number of a Responses event
+NO_PATTERN: Pattern = (b"\0", b" ", None)  # nothing fits: no string ends at a space
+NUMBER = b'"sequence_number":%d'
 # The inside of a JSON string that is not empty, up to its closing quote. It never backtracks.
 STRING = re.compile(rb'(?!")[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+')
 
@@ -68,8 +70,7 @@ class Meter(Reading):
         self.bytes_in += len(data)
         if self._open is not None:
             return self._resume(data, now)
-        before, after = self._pattern
-        number = self.last_sequence_number
+        before, after, number = self._pattern
         size = len(data)
         position = events = 0
         while position < size and data.startswith(before, position):
@@ -79,8 +80,8 @@ class Meter(Reading):
             position = string.end() + len(after)
             events += 1
             if number is not None:
-                self.last_sequence_number = number = number + 1
-                before, after = self._expect(number)
+                self.last_sequence_number = number
+                before, after, number = self._expect_next(number)
         self.events += events
         self.tokens += events
         if position < size:
@@ -91,14 +92,16 @@ class Meter(Reading):
         return data
 
     def end(self, now: float) -> bytes:
-        """The upstream ended its answer. Returns what was held back: an event without its blank line."""
+        """The upstream ended its answer. Returns what was held back, an event without its blank line; but not the
+        beginning of one: where the answer is not complete it is dropped, as at a break."""
         rest, self._open, self._ended = self._open, None, True
         if rest is None:
             return b""
         event = self._read(rest, now) if isinstance(rest, Excerpt) else self._read(bytes(rest), now)
         if event.content:
             self._came(1, now)
-        if isinstance(rest, bytearray) and event.surplus and self._strip_usage:
+        dropped = (event.surplus and self._strip_usage) or (event.broken and not self.complete)
+        if dropped and isinstance(rest, bytearray):
             return b""
         self._torn = True
         return bytes(rest) if isinstance(rest, bytearray) else b""
@@ -181,22 +184,22 @@ class Meter(Reading):
         return event
 
     def _learn(self, raw: bytes, event: Event) -> None:
-        """Makes a pattern of a content event. Its text must stand in it only once, so that what the pattern leaves
-        open is the text and not, say, the type. Whatever else the event says is noted, and the next one repeats it."""
-        if event.counts is not None or event.number != self.last_sequence_number:
+        """Makes a pattern of a content event that says nothing else. Its text must stand in it only once, so that what
+        the pattern leaves open is the text and not, say, the type."""
+        if event.finish is not None or event.counts is not None or len(raw) > PATTERN_BYTES:
             return
-        if len(raw) > PATTERN_BYTES or not event.text.isprintable():  # half a surrogate pair cannot be encoded
+        if not event.text.isprintable():  # half a surrogate pair cannot be encoded
             return
-        string = _encode(event.text)
-        if raw.count(string) == 1:
+        string, number = _encode(event.text), event.number
+        if raw.count(string) == 1 and (number is None or NUMBER % number in raw):
             start = raw.index(string) + 1
-            self._pattern = (raw[:start], raw[start + len(string) - 2 :])
-            if event.number is not None:
-                self._expect(event.number)
+            self._pattern = (raw[:start], raw[start + len(string) - 2 :], number)
+            if number is not None:
+                self._expect_next(number)
 
-    def _expect(self, number: int) -> tuple[bytes, bytes]:
-        """Event `number` fitted the pattern. The next one of a Responses stream differs in its number too."""
-        was, will_be = b'"sequence_number":%d' % number, b'"sequence_number":%d' % (number + 1)
-        before, after = self._pattern
-        self._pattern = before.replace(was, will_be), after.replace(was, will_be)
+    def _expect_next(self, number: int) -> Pattern:
+        """Event `number` fitted the pattern. The next event of a Responses stream differs in its number too."""
+        was, will_be = NUMBER % number, NUMBER % (number + 1)
+        before, after, _ = self._pattern
+        self._pattern = before.replace(was, will_be), after.replace(was, will_be), number + 1
         return self._pattern

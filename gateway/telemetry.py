@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.dispatch import Dispatcher
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Metered
 from gateway.reading import GAP_BOUNDS_S
 
 UNKNOWN = "unknown"  # the label of what was refused before it was known
@@ -79,6 +79,7 @@ class RequestLine(msgspec.Struct, gc=False):
     attempts: int
     queue_ms: float
     ttft_ms: float | None
+    itl_ms: float | None
     total_ms: float
     tokens_in: int | None
     tokens_cached: int | None
@@ -159,6 +160,7 @@ class Telemetry:
             len(x.attempts),
             round(x.queue_wait_s * 1000, 3),
             None if ttft_s is None else round(ttft_s * 1000, 3),
+            None if ttft_s is None or meter is None else _mean_gap_ms(meter),
             round((x.ended_at - x.received_at) * 1000, 3),
             usage.prompt if usage is not None else None,
             usage.cached if usage is not None else None,
@@ -207,3 +209,9 @@ def _counter(name: str, text: str, labels: str, counts: Mapping[Any, int]) -> Co
     for key, count in counts.items():
         family.add_metric(key, count)
     return family
+
+
+def _mean_gap_ms(meter: Metered) -> float | None:
+    """Between two tokens of a stream, on average; None where there were no two."""
+    gaps = sum(meter.gap_counts)
+    return round(meter.gap_sum / gaps * 1000, 3) if gaps else None

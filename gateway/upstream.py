@@ -146,12 +146,12 @@ class Opening:
     async def _try(self, link: Link, head: bytes) -> Reply:
         attempt, call = self._attempt, self._call
         reply = self._upstream.begin(link, attempt.backend, call)
-        attempt.connected_at = reply.sent_at
+        attempt.connected_at = reply.began_at
         try:
             if call.length <= SLICE:
                 link.send(head, call.body)
             else:
-                await link.send_large(head, call.body, reply.started)
+                await link.send_large(head, call.body, reply.awaited)
             await reply.wait_head()
         except BaseException:
             self._upstream.release(reply, link, attempt.backend)

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -67,7 +67,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,9 @@ class Emulator:
         if profile is None:
             raise ValueError(f"no engine {settings.engine!r}; there are {', '.join(PROFILES)}")
         self.settings, self.wall = settings, wall
-        self.engine = Engine(profile, chunk=settings.chunk, kv_tokens=settings.kv_tokens, max_seqs=settings.max_seqs)
+        self.engine = Engine(
+            profile, chunk=settings.chunk, kv_tokens=settings.kv_tokens or 0, max_seqs=settings.max_seqs
+        )
         most = min(settings.max_model_len, (self.engine.pool.total - 1) * prose.BLOCK_TOKENS)
         self.model = Model((settings.model, *settings.aliases), most)
         self.speaker = Speaker(prose.Corpus(settings.seed), settings.seed, settings.mean_output_tokens, most)
@@ -138,15 +140,21 @@ class Emulator:
             return
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self.connection, host, port, backlog=BACKLOG)
+
+        def stop(_: object = None) -> None:
+            server.close()
+            for connection in list(self.connections):
+                connection.transport.abort()
+
         running = asyncio.create_task(self.live.run())
+        running.add_done_callback(stop)  # a fault of ours must not pass for a backend that stalls
         try:
             yield Server(host, server.sockets[0].getsockname()[1])
         finally:
-            server.close()
+            stop()
             running.cancel()
-            for connection in list(self.connections):
-                connection.transport.abort()
-            await asyncio.gather(running, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await running
 
     def connection(self) -> Connection:
         return Connection(self.handle, self.settings.keep_alive_s, self.connections)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, KeysView
 from dataclasses import dataclass
-from math import isqrt
 
 from loadtests.batch import Batch, Sequence
 from loadtests.kvcache import BLOCK_TOKENS, BlockPool, BlockTable, blocks_for
@@ -33,13 +32,14 @@ class Step:
     """What one step did, or `steps` decode-only steps on end of which only the last may finish a sequence.
 
     In every one of them `batch` sequences emitted one token each: all that are `Engine.decoding` after it, and all in
-    `finished`. Those in `first` emitted their first token, at `end_ps`.
+    `finished`. Those in `first` emitted their first token, at `end_ps`. `context_tokens`: of those that decoded.
     """
 
     steps: int
     start_ps: int
     end_ps: int
     batch: int
+    context_tokens: int
     first: tuple[Sequence, ...] = ()
     finished: tuple[Sequence, ...] = ()
     preempted: tuple[Sequence, ...] = ()
@@ -52,25 +52,22 @@ class Step:
 class Engine:
     """One replica. `chunk` and `kv_tokens` in tokens (whole blocks of KV memory are used)."""
 
-    def __init__(
-        self, profile: Profile, *, chunk: int = 2048, kv_tokens: int | None = None, max_seqs: int = 256
-    ) -> None:
+    def __init__(self, profile: Profile, *, chunk: int = 2048, kv_tokens: int = 0, max_seqs: int = 256) -> None:
         if chunk <= max_seqs:
             raise ValueError(f"chunk {chunk} must exceed max_seqs {max_seqs}: a full batch would leave no prefill")
         self.profile, self.chunk, self.max_seqs = profile, chunk, max_seqs
         self.pool = BlockPool((kv_tokens or profile.kv_tokens) // BLOCK_TOKENS)
         self.clock_ps = 0
         self.steps = 0
-        self.prompt_tokens = 0  # counters over the engine's life: of the prompts that were computed
-        self.generated_tokens = 0
-        self.prefix_queries = 0  # prompt tokens looked up, and those found
-        self.prefix_hits = 0
-        self.preemptions = 0
+        # Counters over the engine's life, in tokens but the last: of prompts computed, of answers, of prompts looked up
+        # in the cache and found there.
+        self.prompt_tokens = self.generated_tokens = self.prefix_queries = self.prefix_hits = self.preemptions = 0
         self._waiting: OrderedDict[Hashable, Sequence] = OrderedDict()
         self._running: dict[Hashable, Sequence] = {}  # in the order of admission
         self._batch = Batch()
         self._partial: Sequence | None = None
         self._blocked = False  # the head of the queue did not fit, and nothing was freed since
+        self._silent: int | None = None  # what `_decode_only` last said, until something changes
 
     def __repr__(self) -> str:
         return f"<Engine {self.profile.name} [{self.running} running, {self.waiting} waiting | {self.pool!r}]>"
@@ -102,6 +99,10 @@ class Engine:
         limit = (sequence.prompt_tokens - 1) // BLOCK_TOKENS
         return sequence.blocks(self.pool).lookup(limit)[0] * BLOCK_TOKENS
 
+    def progress(self) -> int:
+        """Uncached tokens of the prompt under way that are computed, or will be when the last step ends."""
+        return self._partial.computed - self._partial.cached_tokens if self._partial else 0
+
     def emitted(self, sequence: Sequence) -> int:
         """Tokens that came out of it up to the last step."""
         return sequence.emitted + (self.steps - sequence.born if sequence.id in self._batch.members else 0)
@@ -118,8 +119,8 @@ class Engine:
             raise ValueError(f"sequence {sequence.id!r} is longer than the KV memory")
         sequence.table = sequence.blocks(self.pool)
         sequence.target = sequence.prompt_tokens
-        if not self._waiting:
-            self._blocked = False
+        self._blocked = self._blocked and bool(self._waiting)
+        self._silent = None
         self._waiting[sequence.id] = sequence
 
     def cancel(self, id: Hashable) -> bool:  # noqa: A002
@@ -128,7 +129,7 @@ class Engine:
             self._release(sequence)
         elif self._waiting.pop(id, None) is None:
             return False
-        self._blocked = False
+        self._blocked, self._silent = False, None
         return True
 
     def step(self) -> Step:
@@ -163,29 +164,40 @@ class Engine:
             return None
         return self.clock_ps + self._silent_ps(max(self._stretch(), 1) - 1)
 
-    def _silent_ps(self, steps: int) -> int:
-        return self.profile.decoding_ps(steps, len(self._batch), self._batch.context_tokens)
+    def silent_until(self, until_ps: int) -> int:
+        """How many steps will have ended by then if nothing is submitted, as far as they only decode."""
+        if until_ps <= self.clock_ps or not (limit := self._stretch()):
+            return 0
+        return min(limit, self._silent_steps(until_ps - self.clock_ps))
+
+    def silent_end_ps(self, steps: int) -> int | None:
+        """When the step after the next so many will have ended; None if it may do more than decode."""
+        return self.clock_ps + self._silent_ps(steps + 1) if steps < self._stretch() else None
 
     def _stretch(self, until_ps: int | None = None) -> int:
         """Steps from here on that only decode: up to the first that finishes something, the last before `until_ps` or
         before memory ends; 0 if the next step may be of another kind."""
-        if self._partial or not len(self._batch) or (self._waiting and not self._blocked):
-            return 0
-        steps = self._batch.next_end() - self.steps
-        if self._batch.growth(self.steps, steps) > self.pool.available:
-            steps = min(steps, BLOCK_TOKENS * (self.pool.available // len(self._batch)))
+        if self._silent is None:
+            self._silent = self._decode_only()
+        steps = self._silent
         if until_ps is not None and self._silent_ps(max(steps - 1, 0)) >= until_ps - self.clock_ps:
-            steps = self._silent_steps(until_ps - self.clock_ps)
+            steps = self._silent_steps(until_ps - self.clock_ps - 1) + 1
         return steps
 
+    def _decode_only(self) -> int:
+        decodes = len(self._batch)
+        if self._partial or not decodes or (self._waiting and not self._blocked):
+            return 0
+        steps, room = self._batch.next_end() - self.steps, self.pool.available
+        if decodes * (steps // BLOCK_TOKENS + 1) > room and self._batch.growth(self.steps, steps) > room:
+            steps = min(steps, BLOCK_TOKENS * (room // decodes))
+        return steps
+
+    def _silent_ps(self, steps: int) -> int:
+        return self.profile.decoding_ps(steps, len(self._batch), self._batch.context_tokens)
+
     def _silent_steps(self, within_ps: int) -> int:
-        """How many decode-only steps start within the (positive) time: one more than end strictly within it."""
-        a = self.profile.kv_ps * len(self._batch)  # 2 silent_ps(n) = a n^2 + b n
-        b = 2 * self._silent_ps(1) - a
-        n = (isqrt(b * b + 8 * a * within_ps) - b) // (2 * a) if a else 2 * within_ps // b
-        while n and self._silent_ps(n) >= within_ps:
-            n -= 1
-        return n + 1
+        return self.profile.decoding_steps(within_ps, len(self._batch), self._batch.context_tokens)
 
     def _make_room(self) -> list[Sequence]:
         """Take the blocks that the batch needs for one step; returns those who had to go for it."""
@@ -241,8 +253,8 @@ class Engine:
         return q
 
     def _end(self, steps: int, duration_ps: int, complete: list[Sequence], preempted: list[Sequence]) -> Step:
-        """Let the time of the steps pass: who began to decode, who finished. `complete`: prompts now computed."""
-        start_ps, decodes = self.clock_ps, len(self._batch)
+        """Let the time of the steps pass. `complete`: prompts now computed."""
+        start_ps, decodes, context = self.clock_ps, len(self._batch), self._batch.context_tokens
         self.clock_ps += duration_ps
         self.steps += steps
         self.generated_tokens += steps * decodes + len(complete)
@@ -256,9 +268,9 @@ class Engine:
                 finished.append(self._release(sequence))
             else:
                 self._batch.join(sequence, self.steps)
-        self._blocked = self._blocked and not finished
-        emitting = decodes + len(complete)
-        return Step(steps, start_ps, self.clock_ps, emitting, tuple(first), tuple(finished), tuple(preempted))
+        self._blocked, self._silent = self._blocked and not finished, None
+        shown = tuple(first), tuple(finished), tuple(preempted)
+        return Step(steps, start_ps, self.clock_ps, decodes + len(complete), context, *shown)
 
     def _preempt(self) -> Sequence:
         """Take its blocks from the sequence admitted last, and put it at the head of the queue."""

@@ -24,7 +24,7 @@ HEADER = b"x-emulate-fault"
 SPEC = re.compile(r"(?P<name>[a-z0-9-]+)(:(?P<arg>-?\d+(\.\d+)?))?(@(?P<rate>1|0?\.\d+))?")
 DEATH = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 ODD_TEXT = "é漢🌊".encode()
-FILL_BYTES = 16384
+FILL_BYTES = 1 << 18
 PLAIN = b"text/plain; charset=utf-8"
 
 

@@ -116,6 +116,8 @@ class LiveEngine:
         for sequence in step.finished:
             if place := self.place(sequence):
                 place.voice.token(sequence)
+                if self.place(sequence) is None:
+                    continue  # the last token made its voice let go of it
                 del places[sequence.id]  # type: ignore[arg-type]
                 self.gauges.finished[place.voice.finished(sequence)] += 1
                 self.gauges.whole.observe(now - place.came_s)

@@ -30,7 +30,9 @@ CONTENT_BYTES = (64, 256, 1024)
 # Engines in the pool that the origin stands for: 500 streams are 50 on each, and a burst of 50 every 2 ms.
 ENGINES = 10
 # One write of the flood: large enough that the origin is never what limits it.
-FLOOD_CHUNKS = 64
+FLOOD_ROUNDS = 16
+# Not one word for ever: LiteLLM ends a stream that says the same a hundred times.
+WORDS = (" search", " herit", " point", " respect")
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 KIND = re.compile(rb'"content": ?"(steady|flood)"')
 STREAM_HEAD = (
@@ -97,14 +99,16 @@ class Streams:
     answers: list[bytes] = field(default_factory=answers)
     about: bytes = field(default_factory=lambda: whole(ABOUT))
     first: bytes = field(default_factory=lambda: STREAM_HEAD + framed(event({"role": "assistant", "content": ""})))
-    token: bytes = field(default_factory=lambda: framed(event({"content": " search"})))
+    tokens: list[bytes] = field(default_factory=lambda: [framed(event({"content": word})) for word in WORDS])
+    steps: int = 0
     finish: bytes = field(default_factory=lambda: framed(event({"content": "."}, "stop")))
     usage: bytes = field(default_factory=lambda: framed(usage_event()))
     done: bytes = field(default_factory=lambda: framed(b"data: [DONE]\n\n") + LAST_CHUNK)
 
     def step(self, engine: set[Connection]) -> None:
         """One token to every stream of the engine; a reader that is behind gets none in this step."""
-        token = self.token
+        self.steps += 1
+        token = self.tokens[self.steps % len(self.tokens)]
         for connection in engine:
             if not connection.paused:
                 connection.transport.write(token)
@@ -174,7 +178,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(streams.answers[streams.served % len(streams.answers)])
         else:
             self.with_usage = b'"include_usage":true' in request or b'"include_usage": true' in request
-            self.transport.write(streams.first + streams.token)
+            self.transport.write(streams.first + streams.tokens[0])
             match KIND.search(request, end):
                 case None:
                     self.transport.write(streams.end(self.with_usage))
@@ -188,7 +192,7 @@ class Connection(asyncio.Protocol):
     def flood(self) -> None:
         """Write until the reader is behind; `resume_writing` goes on from there. One burst a turn: others live too."""
         if self.flooding and not self.paused:
-            self.transport.write(self.streams.token * FLOOD_CHUNKS)
+            self.transport.write(b"".join(self.streams.tokens) * FLOOD_ROUNDS)
             asyncio.get_running_loop().call_soon(self.flood)
 
     def end(self) -> None:

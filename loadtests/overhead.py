@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,21 +35,22 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and how much. `streams` are the sizes of the stream phases, `idle` the streams of the memory phase."""
+    """How long and how much: streams in the phases `streams`, `crowd` (0: left out) and `idle`."""
 
     rounds: int = 3
     json_s: float = 3.0
     stream_s: float = 4.0
-    streams: tuple[int, ...] = (500, 2000)
+    streams: int = 500
+    crowd: int = 2000
     idle: int = 1000
 
     def slowed(self) -> Plan:
         """The same for an arm that manages a hundredth: fewer streams, so that they open at all."""
-        return Plan(self.rounds, self.json_s, self.stream_s, (20,), 50)
+        return replace(self, streams=20, crowd=0, idle=50)
 
 
 FULL = Plan()
-QUICK = Plan(rounds=1, json_s=1.0, stream_s=1.5, streams=(500,), idle=300)
+QUICK = Plan(rounds=1, json_s=1.0, stream_s=1.5, crowd=0, idle=300)
 MEMORY = ("unread", "idle")
 Report = Callable[[str], None]
 Phase = Callable[[phases.Rig], Awaitable[dict[str, float]]]
@@ -88,8 +89,9 @@ class Bench:
             "idle": lambda rig: phases.idle_memory(rig, plan.idle),
             "json": lambda rig: phases.json_requests(rig, plan.json_s),
         }
-        for number in plan.streams:
-            rest[f"streams_{number}"] = partial(phases.streams, number=number, seconds=plan.stream_s)
+        for name, number in (("streams", plan.streams), ("crowd", plan.crowd)):
+            if number:
+                rest[name] = partial(phases.streams, number=number, seconds=plan.stream_s)
         try:
             for group in (unread, rest):
                 wanted = {name: phase for name, phase in group.items() if arm or name not in MEMORY}
@@ -156,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parsed(argv)
     plan = QUICK if arguments.quick else FULL
     if arguments.rounds:
-        plan = Plan(arguments.rounds, plan.json_s, plan.stream_s, plan.streams, plan.idle)
+        plan = replace(plan, rounds=arguments.rounds)
     arms = chosen(arguments.arms or ("nginx,headrace" if arguments.quick else None))
     machine.allow_many_files()
     console = Console(stderr=True)

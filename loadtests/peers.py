@@ -218,9 +218,9 @@ async def wait_ready(
             async with loadgen.Crowd(port) as crowd:
                 await crowd.join(1, caller, limit_s=5.0)
             return
-        except loadgen.LoadFailed:
+        except loadgen.LoadFailed as failure:
             if clock() > end:
-                raise
+                raise loadgen.LoadFailed(f"{failure} for {limit_s:g} s{last_line(log)}") from failure
             await asyncio.sleep(0.1)
 
 

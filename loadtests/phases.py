@@ -143,6 +143,7 @@ async def streams(rig: Rig, number: int, seconds: float) -> dict[str, float]:
     if not chunks:
         raise LoadFailed("no chunk came in the window")
     return {
+        "streams": number,
         "us_per_chunk": spent.proxy_s / chunks * 1e6,
         "chunks_per_s": chunks / spent.wall_s,
         **in_ms(probed.first_tokens, "ttft"),

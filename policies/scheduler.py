@@ -74,6 +74,7 @@ class Scheduler:
         self._ends: list[tuple[float, int, Slot]] = []
         self._lost: list[Ticket] = []
         self._drain = Drain()
+        self._looked = 0.0  # when `due` was last asked
         self._serial = count(1)
 
     def __repr__(self) -> str:
@@ -152,6 +153,7 @@ class Scheduler:
 
     def due(self, now: float) -> list[Dispatch | Drop]:
         """Everything that should happen now, in order."""
+        self._looked = now
         self._pool.forget_silent(now)
         while self._ends and self._ends[0][0] <= now:
             slot = heappop(self._ends)[2]
@@ -173,7 +175,8 @@ class Scheduler:
             heappop(self._ends)
         soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
         if self._room:
-            soonest = min([soonest, *(backend.forgiven for backend in self._pool.indebted)])
+            ahead = [b.forgiven for b in self._pool.indebted if b.forgiven > self._looked]  # not a peer's debt
+            soonest = min([soonest, *ahead])
         return None if soonest == inf else soonest
 
     # What can be asked.

@@ -18,7 +18,7 @@ policies: backend
 policies: queues admission routing
 policies: pool waiting
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage
+gateway: units problem inflate envelope multipart frames usage processes
 gateway: secret section address yamlfile http1 link
 gateway: schema errors backend catalog
 gateway: consistency exchange
@@ -30,17 +30,24 @@ gateway: client assembly models admin
 gateway: proxy
 gateway: app
 gateway: serve
-loadtests: kvcache profiles
-loadtests: batch
-loadtests: engine
-loadtests: machine origin scoreboard prose httpd gauges
+loadtests: kvcache profiles tracefile
+loadtests: batch scenario traces
+loadtests: engine workload
+loadtests: fleet results router
+loadtests: gateways immediate simulation
+loadtests: queued
+loadtests: baselines
+loadtests: simulate
+loadtests: experiments
+loadtests: machine origin scoreboard prose httpd gauges llamacpp
 loadtests: loadgen asks live
 loadtests: peers speech
 loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
-loadtests: emulator simulate traces baselines replay report overhead
+loadtests: emulator replay report overhead
 loadtests: capacity decision
+gateway: demo emulate
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]

@@ -49,11 +49,13 @@ class Closed:
 
 @dataclass
 class Fake:
-    """One backend. `async with Fake(script) as fake` listens on `fake.url`."""
+    """One backend. `async with Fake(script) as fake` listens on `fake.url`. A `narrow` one takes no more of a request
+    than some 100 KiB ahead of its script."""
 
     script: Script
     host: str = "127.0.0.1"
     port: int = 0
+    narrow: bool = False
     requests: list[Request] = field(default_factory=list)
     closed: list[Closed] = field(default_factory=list)
     accepts: int = 0
@@ -80,7 +82,13 @@ class Fake:
 
     async def start(self) -> None:
         """Listen, on the same port as before if it was stopped."""
-        self._server = await asyncio.start_server(self._accept, self.host, self.port, backlog=4096, limit=2**26)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if self.narrow:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        sock.bind((self.host, self.port))
+        limit = 2**15 if self.narrow else 2**26
+        self._server = await asyncio.start_server(self._accept, sock=sock, backlog=4096, limit=limit)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -219,6 +219,7 @@ def test_the_last_usage_is_found_among_properties_of_that_name() -> None:
     """Tool schemas stand in Responses objects as raw JSON and may have a property `usage`, even after the real one."""
     schema = b'{"properties":{"usage":{"type":"string"}}}'
     assert last_counts(b'x,"usage": {"input_tokens":9,"output_tokens":3},"tools":[' + schema + b"]}") == Counts(9, 3)
+    assert last_counts(b"[" + schema + b',{"usage":{"input_tokens":9,"output_tokens":3}},' + schema) == Counts(9, 3)
     assert last_counts(b'"content":"\\"usage\\":{\\"input_tokens\\":1}"') is None
     assert last_counts(b'"usage":{"input_tokens":') is None
 
@@ -279,6 +280,7 @@ def test_whole_answers(body: dict[str, Any], finish: str | None, counts: Counts 
     [
         ("", b'{"choices":[{"delta":{"content":"AA', b'AA"},"finish_reason": "stop"}]}', "stop", True, False),
         ("response.output_item.done", b'{"item":{', b'"status":"completed"}}', None, False, False),
+        ("response.output_item.done", b'{"item":{', b'"finish_reason":"x"}}', None, False, False),
         ("response.completed", b'{"response":{', b'"x":1}}\n\n', "completed", False, False),
         ("", b'{"response":{', b'"type":"response.completed"}\r\n\r\n', "completed", False, False),
         ("", b'{"type":"response.incomplete",', b'"incomplete_details":{"reason":"x"}}', "x", False, False),

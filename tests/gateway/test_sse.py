@@ -13,7 +13,7 @@ from gateway.dialects import error_frame
 from gateway.exchange import Dialect
 from gateway.frames import HOLD_BYTES
 from gateway.reading import GAP_BOUNDS_S, StreamEnding
-from gateway.sse import SNIFF_BYTES, Meter, Sniff, sniff
+from gateway.sse import NO_PATTERN, SNIFF_BYTES, Meter, Sniff, sniff
 from policies.types import Usage
 
 
@@ -57,6 +57,7 @@ def test_whole_events_go_out_as_the_same_object(ends: str) -> None:
         *events,
         events[0] + ends.encode(),
         ends.encode(),
+        f": note{ends * 5}".encode(),
         b"".join(events),
         f": note{ends}{ends}".encode(),
         events[0] + f"data: [DONE]{ends * 2}".encode(),
@@ -93,6 +94,17 @@ def test_an_event_without_its_blank_line_goes_out_at_the_end() -> None:
     assert meter.end(2.0) == STOP[:-1]
     assert meter.finish == "stop"
     assert meter.broken() == b"\n\n"
+
+
+@pytest.mark.parametrize(("before", "passes"), [(TOKENS[0], False), (STOP, True)])
+def test_the_beginning_of_an_event_at_the_end_is_dropped_where_the_answer_is_not_complete(
+    before: bytes, passes: bool
+) -> None:
+    """A crash looks like a clean end where the length is not known; the error frame must be the next thing read."""
+    meter = Meter(Dialect.CHAT)
+    meter.feed(before + TOKENS[1][:30], 1.0)
+    assert meter.end(2.0) == (TOKENS[1][:30] if passes else b"")
+    assert meter.broken() == (b"\n\n" if passes else b"")
 
 
 def test_a_break_drops_what_was_held_back() -> None:
@@ -240,6 +252,14 @@ def test_usage_that_never_changes_is_no_pattern() -> None:
         body = {"choices": [{"delta": {"content": text}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
         meter.feed(frame(body), 1.0)
     assert (meter.events, meter.tokens) == (3, 1)
+
+
+def test_the_last_finish_reason_counts_though_it_was_seen_before() -> None:
+    """An event with a finish reason is no pattern either."""
+    meter = Meter(Dialect.CHAT)
+    for finish, text in (("stop", "a"), ("length", "\t"), ("stop", "b")):
+        meter.feed(chunk(finish, content=text), 1.0)
+    assert meter.finish == "stop"
 
 
 def test_output_is_counted_where_the_engine_did_not_get_to_report_it() -> None:
@@ -461,11 +481,19 @@ def test_a_pattern_leaves_open_nothing_but_the_text() -> None:
     assert (meter.events, meter.tokens) == (2, 1)
 
 
+def test_nothing_fits_before_there_is_a_pattern() -> None:
+    """Not even bytes that no engine sends."""
+    meter = Meter(Dialect.CHAT)
+    for data in (b"\0x\n\n", b'\0x"\n\n', b"\0x y\n\n", b"\0 \n\n"):
+        assert meter.feed(data, 1.0) is data
+    assert (meter.events, meter.tokens) == (0, 0)
+
+
 def test_a_long_event_makes_no_pattern() -> None:
     """Every open stream would have to keep it."""
     meter = Meter(Dialect.CHAT)
     meter.feed(chunk(content="x", padding="y" * 5000), 1.0)
-    assert sum(map(len, meter._pattern)) < 10
+    assert meter._pattern is NO_PATTERN
 
 
 @pytest.mark.parametrize("order", [("delta", "sequence_number", "type"), ("type", "sequence_number", "delta")])
@@ -474,7 +502,7 @@ def test_numbered_events_fit_the_pattern_of_the_next_number(order: tuple[str, ..
     meter = Meter(Dialect.RESPONSES)
     for number in range(98, 120):
         body = {"delta": f" w{number}", "sequence_number": number, "type": "response.output_text.delta"}
-        before, after = meter._pattern
+        before, after, _ = meter._pattern
         ordered = json.dumps({key: body[key] for key in order}, separators=(",", ":"))
         meter.feed(f"event: response.output_text.delta\ndata: {ordered}\n\n".encode(), float(number))
         assert meter.last_sequence_number == number
@@ -497,6 +525,13 @@ def test_the_last_sequence_number_is_that_of_the_last_event() -> None:
     for _ in range(3):
         meter.feed(frame({"type": kind, "delta": "x"}, kind), 1.0)
     assert (meter.last_sequence_number, meter.tokens, meter.events) == (15, 11, 13)
+    for _ in range(3):  # spaced JSON, and a number that does not rise
+        meter.feed(frame({"type": kind, "delta": "x", "sequence_number": 16}, kind), 1.0)
+        assert meter.last_sequence_number == 16
+    meter.feed(numbered(kind, 20, delta="x"), 1.0)
+    meter.feed(numbered("response.x", 21), 1.0)
+    meter.feed(numbered(kind, 21, delta="x"), 1.0)
+    assert (meter.last_sequence_number, meter.tokens, meter.events) == (21, 16, 19)
 
 
 # -- the first event ------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def blocks(stream: bytes) -> tuple[list[Block | bytes], bytes]:
     raw, name, data = b"", b"", []
     for text, end in re.findall(rb"([^\r\n]*)(\r\n|\r|\n|\Z)", stream):
         if text == b"" and raw == b"":
-            found.append(end)
+            found += [end] if end else []
         elif text == b"" and end:
             found.append(Block(raw + end, name, b"\n".join(data) if data else None))
             raw, name, data = b"", b"", []
@@ -53,18 +53,22 @@ def blocks(stream: bytes) -> tuple[list[Block | bytes], bytes]:
 
 
 def oracle(stream: bytes) -> dict[str, Any]:
-    """What a meter should know after `stream`."""
+    """What a meter should know after `stream`: `kept` goes out without surplus usage, `passed` with it."""
     got: dict[str, Any] = {"events": 0, "tokens": 0, "content": 0, "finish": None, "error": None, "done": False}
-    got |= {"parse_errors": 0, "prompt": None, "output": None, "cached": None, "kept": b"", "number": None}
-    for block in blocks(stream)[0]:
-        if isinstance(block, bytes):
-            got["kept"] += block
-            continue
-        surplus = False
-        if block.data:
+    got |= {"parse_errors": 0, "prompt": None, "output": None, "cached": None, "number": None}
+    got |= {"kept": b"", "passed": b""}
+    found, rest = blocks(stream)
+    unfinished = rest != b"" or stream.endswith(b"\n\r")  # LF may follow: the CR alone does not end the event yet
+    for at, block in enumerate(found):
+        surplus = torn = False
+        raw = block if isinstance(block, bytes) else block.raw
+        if isinstance(block, Block) and block.data:
+            errors = got["parse_errors"]
             surplus = note(got, block.name.decode(), block.data)
-        if not surplus:
-            got["kept"] += block.raw
+            torn = at == len(found) - 1 and unfinished and got["parse_errors"] > errors
+            torn = torn and (got["finish"] is None or got["error"] is not None)
+        got["kept"] += b"" if surplus or torn else raw
+        got["passed"] += b"" if torn else raw
     return got
 
 
@@ -154,7 +158,7 @@ def measures(meter: Meter) -> dict[str, Any]:
 def expected(stream: bytes) -> dict[str, Any]:
     got = oracle(stream)
     prompt, output, cached = got.pop("prompt"), got.pop("output"), got.pop("cached")
-    del got["kept"]
+    del got["kept"], got["passed"]
     known = (prompt, output, cached) != (None, None, None)
     usage = Usage(prompt or 0, got["tokens"] if output is None else output, cached) if known else None
     return {**got, "usage": usage}
@@ -316,7 +320,7 @@ def test_streams_pass_unchanged_on_boundaries_and_are_measured(drawn: tuple[Dial
         out += meter.feed(data, float(at))
         assert stream.startswith(out)
         assert blocks(out)[1] == b""
-    assert out + meter.end(1e3) == stream
+    assert out + meter.end(1e3) == oracle(stream)["passed"]
     assert measures(meter) == expected(stream)
     assert meter.bytes_in == len(stream)
 
@@ -328,7 +332,7 @@ def test_streams_cut_into_bytes_are_measured_alike(drawn: tuple[Dialect, bytes])
     dialect, stream = drawn
     meter = Meter(dialect)
     out = b"".join(meter.feed(stream[at : at + 1], float(at)) for at in range(len(stream)))
-    assert out + meter.end(1e6) == stream
+    assert out + meter.end(1e6) == oracle(stream)["passed"]
     assert measures(meter) == expected(stream)
 
 
@@ -356,6 +360,35 @@ def test_a_break_anywhere_leaves_an_event_boundary(drawn: tuple[Dialect, bytes],
         assert stream.startswith(out)
 
 
+EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(list(b'"\\,:{}[]x \n\r\0u0\xff'))), max_size=4)
+
+
+@STEADY
+@given(
+    st.sampled_from(list(BODIES)).flatmap(lambda d: st.tuples(st.just(d), st.lists(BODIES[d]))),
+    EDITS,
+    st.lists(st.integers(0, 10**6), max_size=1),
+)
+def test_the_pattern_changes_no_measure(drawn: tuple[Dialect, list[Any]], edits: list[Any], cuts: list[int]) -> None:
+    """Streams damaged byte by byte: the same with the pattern and with every event parsed."""
+    dialect, bodies = drawn
+    numbered = [
+        body | {"sequence_number": n} if dialect is Dialect.RESPONSES else body for n, body in enumerate(bodies)
+    ]
+    text = "".join(f"data: {json.dumps(body, separators=(',', ':'))}\n\n" for body in numbered for _ in range(2))
+    damaged = bytearray(text.encode())
+    for at, byte in edits:
+        if damaged:
+            damaged[at % len(damaged)] = byte
+    stream = bytes(damaged)
+    meter, plain = Meter(dialect), Meter(dialect)
+    pieces = cut(stream, [*cuts, *(blank.end() for blank in re.finditer(b"\n\n", stream))])
+    out = b"".join(meter.feed(data, 1.0) for data in pieces) + meter.end(1.0)
+    with mock.patch.object(sse, "PATTERN_BYTES", 0):
+        assert plain.feed(stream, 1.0) + plain.end(1.0) == out
+    assert measures(meter) == measures(plain)
+
+
 @STEADY
 @given(ONE_END, CUTS, st.integers(8, 200))
 def test_oversize_events_are_measured_alike_however_they_are_cut(
@@ -369,9 +402,10 @@ def test_oversize_events_are_measured_alike_however_they_are_cut(
         mock.patch.object(frames, "TAIL_BYTES", max(4, cap // 2)),
     ):
         whole, meter = Meter(dialect), Meter(dialect)
-        assert whole.feed(stream, 1.0) + whole.end(2.0) == stream
+        passed = whole.feed(stream, 1.0) + whole.end(2.0)
         out = [meter.feed(data, float(at)) for at, data in enumerate(cut(stream, cuts))]
-        assert b"".join(out) + meter.end(1e3) == stream
+        assert b"".join(out) + meter.end(1e3) == passed
+        assert stream.startswith(passed) and len(stream) - len(passed) <= cap
     assert measures(meter) == measures(whole)
 
 

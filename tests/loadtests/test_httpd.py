@@ -94,4 +94,4 @@ async def test_an_idle_connection_is_closed_after_its_time_and_a_busy_one_is_not
         busy_s = loop.time() - start
         assert await client.rest() == b""
         assert busy_s > 0.2
-        assert 0.09 < loop.time() - start - busy_s < 1
+        assert 0.09 < loop.time() - start - busy_s < 4  # uvicorn's five seconds would be too long

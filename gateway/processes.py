@@ -1,0 +1,60 @@
+"""Programs of ours that run beside this one, and end with the block that started them."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+READY_S = 60.0  # a slow disk, and a machine that does something else
+END_S = 5.0  # from the wish that a program ends to the order
+
+
+class StartFailed(Exception):
+    """A program did not come up; the text ends with what it said last."""
+
+
+@contextmanager
+def running(module: str, arguments: Sequence[str], log: Path) -> Iterator[dict[str, Any]]:
+    """`python -m module arguments` until the block ends; what it says on stderr goes to `log`.
+
+    Yields the JSON object that the program prints on stdout once it is ready. Raises StartFailed.
+    """
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(  # noqa: S603 (this interpreter, and a module of ours)
+            [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
+        )
+    try:
+        yield _announced(process, log, " ".join([module, *arguments]))
+    finally:
+        _end(process)
+
+
+def _announced(process: subprocess.Popen[bytes], log: Path, name: str) -> dict[str, Any]:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], READY_S)
+    line = process.stdout.readline() if readable else b""
+    if not line:
+        why = "ended" if readable else f"was not ready after {READY_S:g} s"
+        said = log.read_text(errors="replace").strip()[-2000:]
+        raise StartFailed(f"{name} {why}" + (f":\n{said}" if said else "."))
+    announced: dict[str, Any] = json.loads(line)
+    return announced
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A wish, a second one (which a gateway that drains takes for an order), and an end that nothing withstands."""
+    for ask in (process.terminate, process.terminate, process.kill):
+        ask()
+        try:
+            process.wait(END_S / 2)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    assert process.stdout is not None
+    process.stdout.close()
