@@ -113,22 +113,27 @@ class ResponseReader:
                 raise BadResponse(f"not HTTP/1.1: {error}") from None
             self._framed = False
         pieces = self._pieces
-        if not pieces:
+        if pieces:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+        else:
             self._bound(len(data))
-            return b""
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+            body = b""
         return body if self._inflater is None and not self._head_only else self._undone(body)
 
     def _undone(self, body: bytes) -> bytes:
         if self._head_only:  # there is none: what came is not this response's
-            self._framed = False
+            self._framed = self._framed and not body
             return b""
         assert self._inflater is not None
         try:
-            return self._inflater.feed(body)
+            plain = self._inflater.feed(body)
+            if self.complete and not self._inflater.finished:
+                raise Damaged("its compressed body breaks off")
         except Damaged as error:
+            self.complete = False
             raise BadResponse(str(error)) from None
+        return plain
 
     def _bound(self, silent: int) -> None:
         """No more than MAX_HEAD bytes for a head, and none that never become body after it (trailers, chunk sizes)."""
@@ -140,7 +145,8 @@ class ResponseReader:
     def eof(self) -> bool:
         """The peer closed: whether that ends the response as promised."""
         if self.head_done and not self._framed and not self.complete:
-            self.complete = True  # neither length nor chunks: the close is the end
+            # Neither length nor chunks: the close is the end.
+            self.complete = self._inflater is None or self._inflater.finished
         return self.complete
 
     @property

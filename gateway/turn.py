@@ -130,11 +130,12 @@ class Turn:
         if self._connection.flow.write_paused:
             source.pause()
 
-    def answer(self, head: bytes, body: bytes) -> None:
-        """A whole answer, in one write."""
+    def answer(self, head: bytes, body: bytes, *, sized: bool = True) -> None:
+        """A whole answer, in one write; not `sized` where the status allows no body."""
+        length = b"content-length: %d\r\n" % len(body) if sized else b""
         close = b"" if self.keep_alive and not self.more_body else b"connection: close\r\n"
         if not self.gone:
-            self._transport.write(b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
+            self._transport.write(b"%b%b%b\r\n%b" % (head, length, close, body))
         self._finish()
 
     def begin(self, head: bytes, length: int | None, first: bytes) -> None:
