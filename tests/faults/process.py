@@ -49,7 +49,10 @@ class GatewayProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "gateway.cli", "serve", "-c", str(self.path), stderr=log, env=self._environ
             )
-        await self.eventually(lambda: "headrace serves" in self.log, "the gateway is up", timeout_s=20)
+        process = self._process
+        await self.eventually(
+            lambda: "headrace serves" in self.log or process.returncode is not None, "the gateway is up", timeout_s=20
+        )
         found = re.search(r"serves https?://\S+:(\d+)/v1 .*:(\d+)\)", self.log)
         assert found, self.log
         self.port, self.admin_port = int(found[1]), int(found[2])
