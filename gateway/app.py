@@ -32,6 +32,7 @@ from gateway.errors import (
     Unavailable,
 )
 from gateway.exchange import Dialect, Exchange, Header
+from gateway.jobs import Jobs
 from gateway.models import Models
 from gateway.proxy import proxy
 from gateway.telemetry import Telemetry
@@ -54,7 +55,8 @@ class Gateway:
         self.clock = time.monotonic
         self.catalog = assembly.catalog(settings, int(time.time()))
         self.keys = assembly.key_ring(settings, time.time)
-        self.dispatcher = Dispatcher(assembly.pools(settings, self.clock, Random()), self.clock)  # noqa: S311 (ties)
+        pools = assembly.pools(settings, self.clock, Random())  # noqa: S311 (ties and jitter)
+        self.dispatcher = Dispatcher(pools, Jobs(assembly.seeds(settings)), self.clock)
         self.upstream = Upstream(self.clock)
         self.telemetry = Telemetry(self.dispatcher, log, time.time)
         self.buffers = Buffers(settings.server.max_buffered)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from random import Random
+from secrets import token_bytes
 from urllib.parse import urlsplit
 
 from gateway import schema
 from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
 from gateway.catalog import ANY, Catalog, Model, Tenant
-from gateway.dispatch import Pool
+from gateway.isolation import Seeds, salt
+from gateway.pool import Pool
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
@@ -24,7 +26,13 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
     """All models, with how their pools' engines are to be spoken to."""
     return Catalog(
         (
-            Model(name, model.pool, model.upstream_name or (None if name == ANY else name), tuple(model.aliases))
+            Model(
+                name,
+                model.pool,
+                model.upstream_name or (None if name == ANY else name),
+                tuple(model.aliases),
+                takes_salt=settings.pools[model.pool].isolates,
+            )
             for name, model in settings.models.items()
         ),
         created,
@@ -35,17 +43,35 @@ def key_ring(settings: schema.Config, wall_clock: Clock) -> KeyRing:
     """The keys of all tenants; the configuration guarantees that there is an anonymous one on loopback only."""
     if not settings.tenants:
         return KeyRing([], Tenant(ANONYMOUS, classes=tuple(settings.classes)), wall_clock)
-    return KeyRing(_keys(settings.tenants), None, wall_clock)
+    return KeyRing(_keys(settings), None, wall_clock)
 
 
-def _keys(tenants: Mapping[str, schema.Tenant]) -> Iterable[Key]:
-    for name, told in tenants.items():
+def _keys(settings: schema.Config) -> Iterable[Key]:
+    secret = _secret(settings)
+    for name, told in settings.tenants.items():
+        group = told.trust_group or name
         tenant = Tenant(
-            name, tuple(told.models), tuple(told.classes), told.weight, told.trust_group or name, told.operator
+            name,
+            tuple(told.models),
+            tuple(told.classes),
+            told.weight,
+            trust_group=group,
+            salt=salt(secret, group) if secret else "",
+            operator=told.operator,
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None
             yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
+
+
+def seeds(settings: schema.Config) -> Seeds:
+    """Keyed by the configured secret, so that replicas agree, or by one of this process."""
+    return Seeds(_secret(settings) or token_bytes(32))
+
+
+def _secret(settings: schema.Config) -> bytes:
+    secret = settings.security.secret
+    return secret.reveal().encode() if secret is not None else b""
 
 
 def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:

@@ -49,6 +49,12 @@ class KeyRing:
                 return key.tenant
         raise Refused(INVALID_API_KEY, REFUSED)
 
+    def tenant(self, name: str) -> Tenant | None:
+        """A tenant that has a key, by name; the anonymous one where there are no keys."""
+        if self._anonymous is not None:
+            return self._anonymous if name == self._anonymous.name else None
+        return next((key.tenant for key in self._keys.values() if key.tenant.name == name), None)
+
     def _expired(self, key: Key) -> bool:
         return key.expires is not None and self._wall_clock() >= key.expires
 

@@ -11,27 +11,31 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who pays. `models` are shell globs over the names of models; `classes` the service classes it may use,
-    the first being its default."""
+    """Who pays. `models` are shell globs over the names of models; `classes` the service classes it may use, the first
+    being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
+    group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went."""
 
     name: str
     models: tuple[str, ...] = (ANY,)
     classes: tuple[str, ...] = ("interactive", "batch")
     weight: float = 1.0
     trust_group: str = ""
+    salt: str = ""
     operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A name that clients use. `upstream_name` is what the backends call it; None forwards the client's word.
-    `counts_usage`: whether the backends understand `stream_options.include_usage`."""
+    `counts_usage`: whether the backends understand `stream_options.include_usage`; `takes_salt`: whether they keep
+    caches apart by `cache_salt`."""
 
     name: str
     pool: str
     upstream_name: str | None = None
     aliases: tuple[str, ...] = ()
     counts_usage: bool = True
+    takes_salt: bool = False
 
     @property
     def label(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from urllib.parse import unquote_to_bytes
 
 from gateway import answers
@@ -56,6 +57,9 @@ NOT_FORWARDED_PREFIXES = (
     b"x-llm-d-",
     b"x-smg-",
 )
+PATIENCE = (b"x-headrace-deadline", b"x-stainless-read-timeout", b"x-stainless-timeout")
+DURATION = re.compile(rb"(\d{1,6}(?:\.\d{1,6})?)(ms|s|m)?")
+UNITS = {b"ms": 0.001, b"s": 1.0, b"m": 60.0, None: 1.0}
 SECRET_PARAMETERS = frozenset((b"key", b"api_key", b"api-key", b"access_token", b"token"))
 SINGULAR = (b"content-encoding", b"content-length", b"content-type", b"host")  # of two, who reads which?
 
@@ -170,7 +174,13 @@ class Client:
         call.headers += [(b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
         call.target = self._target() if self._turn.query else self._turn.endpoint.target
         call.class_ = self.headers.get(b"x-headrace-class", b"").decode("latin-1")
+        call.deadline_s = self._patience_s()
         return call
+
+    def _patience_s(self) -> float | None:
+        """Seconds that the client will wait: the least of what it asks for and what its SDK tells of its own clocks."""
+        told = [self.headers[name] for name in PATIENCE if name in self.headers]
+        return min((wait_s for value in told if (wait_s := _seconds(value)) is not None), default=None)
 
     def _target(self) -> bytes:
         """Path and query for the backend, as sent but for keys that some clients put there."""
@@ -226,3 +236,9 @@ class Presence:
         if self._task is not None:
             self._cancelled = True
             self._task.cancel()
+
+
+def _seconds(value: bytes) -> float | None:
+    """`1500ms`, `2s`, `1m`, or plain seconds; None for zero and for what is none of these."""
+    match = DURATION.fullmatch(value.strip())
+    return (float(match[1]) * UNITS[match[2]] or None) if match is not None else None

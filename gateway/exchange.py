@@ -11,7 +11,7 @@ from typing import Protocol
 from gateway.backend import Backend
 from gateway.catalog import Tenant
 from gateway.errors import ClientGone, GatewayError
-from policies.types import Job, Usage
+from policies.types import Dispatch, Usage
 
 Header = tuple[bytes, bytes]
 
@@ -46,7 +46,9 @@ class Call:
 
     `model` is the client's word; `label` the configured name, or `other` where clients may use any. `target` is the
     path and query, `headers` all that go to the backend but its own credential. `tier` is the client's `service_tier`,
-    `class_` the class that its header names. `strip_usage`: the gateway itself asked for the usage chunk.
+    `class_` the class that its header names, `deadline_s` the seconds after which it will not wait for a first token
+    any more. `strip_usage`: the gateway itself asked for the usage chunk. `prompt` holds the raw JSON of what an engine
+    makes the prompt of, in an order that a growing conversation only adds to.
     """
 
     endpoint: Endpoint
@@ -58,7 +60,8 @@ class Call:
     strip_usage: bool = False
     tier: str | None = None
     class_: str = ""
-    prompt_tokens: int = 0
+    deadline_s: float | None = None
+    prompt: list[memoryview] = field(default_factory=list)
     max_tokens: int | None = None
     target: bytes = b""
     headers: list[Header] = field(default_factory=list)
@@ -66,6 +69,10 @@ class Call:
 
     def __post_init__(self) -> None:
         self.length = sum(map(len, self.body))
+
+    @property
+    def prompt_bytes(self) -> int:
+        return sum(map(len, self.prompt))
 
 
 class Metered(Protocol):
@@ -92,9 +99,10 @@ class Metered(Protocol):
 @dataclass(slots=True)
 class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
-    `on_first_token`: until then the backend is busy with the prompt."""
+    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went where it went."""
 
     backend: Backend
+    decision: Dispatch
     dispatched_at: float
     on_first_token: Callable[[float], None]
     connected_at: float = 0.0
@@ -150,21 +158,6 @@ class Exchange:
         """From accept to the first token; None where the answer was not a stream of tokens."""
         first = self.meter.first_token_at if self.meter is not None else None
         return None if first is None else first - self.received_at
-
-    def job(self, number: int) -> Job:
-        """What the scheduler sees of this request; backends tried before are excluded."""
-        assert self.tenant is not None and self.call is not None
-        return Job(
-            id=number,
-            tenant=self.tenant.name,
-            weight=self.tenant.weight,
-            arrived=self.received_at,
-            class_=self.class_,
-            prompt_tokens=self.call.prompt_tokens,
-            output_tokens=self.call.max_tokens or 0,
-            streamed=self.call.stream,
-            tried=frozenset(attempt.backend.name for attempt in self.attempts),
-        )
 
     def end(self, now: float, error: GatewayError | None = None) -> None:
         """Settle the outcome: one word for logs and metrics."""

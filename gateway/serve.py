@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from gateway.admin import admin
+from gateway.admin import Admin
 from gateway.app import Gateway, api
 from gateway.config import Config
 from gateway.connection import Connection, HeadLimits
@@ -56,9 +56,10 @@ async def serve(settings: Config, *, ready: Callable[[str, str], None] = lambda 
     log = LogWriter(sys.stderr.fileno())
     write = log.write if settings.telemetry.log != "off" else _discard
     async with Gateway(settings, write) as gateway:
+        token = server.admin_token.reveal() if server.admin_token is not None else None
         servers = [
             Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),
-            Server(_configuration(admin(gateway.telemetry, gateway.not_ready), settings, _protocol(gateway, {}))),
+            Server(_configuration(Admin(gateway, token).application(), settings, _protocol(gateway, {}))),
         ]
         tasks = [asyncio.create_task(each.serve([sock])) for each, sock in zip(servers, listeners, strict=True)]
         with _signals() as stopped:

@@ -56,11 +56,11 @@ PRIVILEGED = frozenset(
         "session_params",
     )
 )
-PROMPT = ("messages", "prompt", "input", "system", "tools", "instructions", "query", "documents", "content")
+# What engines make the prompt of, roughly in their order: what comes first is what requests share.
+PROMPT = ("tools", "system", "instructions", "messages", "prompt", "input", "query", "documents", "content")
 TRUTHS = frozenset((b"true", b"1", b"yes", b"on", b"t", b"y"))  # what pydantic takes for true in a form
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 NULL, TRUE, FALSE = (msgspec.Raw(word) for word in (b"null", b"true", b"false"))
-BYTES_PER_TOKEN = 4  # English text; the estimators learn better per model
 
 _text = msgspec.json.Decoder(str).decode
 _whole = msgspec.json.Decoder(int).decode
@@ -86,6 +86,8 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
     asks_usage = stream and model.counts_usage and endpoint.dialect in (Dialect.CHAT, Dialect.COMPLETIONS)
     if asks_usage and (options := _usage_asked(members)) is not None:
         edits["stream_options"] = options
+    if tenant.salt and model.takes_salt and endpoint.generates:
+        edits["cache_salt"] = b'"%b"' % tenant.salt.encode()
     return Call(
         endpoint,
         model=asked or model.name,
@@ -95,7 +97,7 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
         stream=stream,
         strip_usage="stream_options" in edits,
         tier=_string(members, "service_tier"),
-        prompt_tokens=_prompt_bytes(members) // BYTES_PER_TOKEN,
+        prompt=[memoryview(members[name]) for name in PROMPT if name in members],
         max_tokens=_output_limit(members),
     )
 
@@ -103,15 +105,7 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
 def _spliced(sent: Envelope, edits: Mapping[str, bytes]) -> list[Piece]:
     if not edits and PRIVILEGED.isdisjoint(sent.members):
         return [sent.body]
-    return sent.splice(edits, PRIVILEGED)
-
-
-def _prompt_bytes(members: Mapping[str, msgspec.Raw]) -> int:
-    size = 0
-    for name in PROMPT:
-        if name in members:
-            size += len(members[name])
-    return size
+    return sent.splice(edits, PRIVILEGED - edits.keys())
 
 
 def _output_limit(members: Mapping[str, msgspec.Raw]) -> int | None:

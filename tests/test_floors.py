@@ -21,9 +21,9 @@ policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes
 gateway: secret section address yamlfile http1 link
 gateway: schema errors backend catalog
-gateway: consistency exchange
+gateway: consistency exchange isolation
 gateway: config wire answers dialects reply
-gateway: reading turn
+gateway: reading turn jobs pool
 gateway: sse auth upstream dispatch connection
 gateway: relay telemetry logs
 gateway: client assembly models admin
