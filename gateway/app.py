@@ -119,6 +119,7 @@ class Gateway:
             x.end(self.clock(), error)
             self.active.discard(x)
             self.telemetry.record(x)
+            x.let_go()
 
     def _greet(self, client: Client, x: Exchange) -> None:
         sent_id = client.headers.get(b"x-request-id")

@@ -184,6 +184,7 @@ class Turn:
     def _finish(self) -> None:
         self.on_gone = self.source = None
         self.response_complete = True
+        self._pieces.clear()  # the connection keeps its last turn
         if self.gone:
             return
         if not self.keep_alive and not self.more_body:
