@@ -89,7 +89,8 @@ class GatewayProcess:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """The request log."""
-        return [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+        whole, _, _ = self.log.rpartition("\n")  # the last line may be half written
+        return [json.loads(line) for line in whole.split("\n") if line.startswith("{")]
 
     @property
     def fds(self) -> int:
