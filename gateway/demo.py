@@ -106,12 +106,12 @@ class Service:
         self.backends: list[str] = []
         for number, (module, arguments) in enumerate(_engine() if real else _emulators(), 1):
             started = stack.enter_context(running(module, arguments, folder / f"backend-{number}.log"))
-            self.backends.append(started["url"])
+            self.backends.append(started.announced["url"])
         self.log = folder / "gateway.log"
         arguments = ["serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", "--json"]
         arguments += [f"--backend={url}" for url in self.backends]
-        started = stack.enter_context(running("gateway.cli", arguments, self.log))
-        self.api, self.admin = f"{started['api']}/v1", started["admin"]
+        urls = stack.enter_context(running("gateway.cli", arguments, self.log)).announced
+        self.api, self.admin = f"{urls['api']}/v1", urls["admin"]
 
     def requests(self, wait_s: float | None = None) -> Iterator[dict[str, Any]]:
         """The gateway's log of requests, line after line as it is written; ends after `wait_s` without one."""

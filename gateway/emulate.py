@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 
 import click
@@ -69,7 +70,7 @@ def emulate(
     try:
         uvloop.run(_serve(settings, host, port, as_json))
     except OSError as error:
-        reason = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        reason = f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}"
         raise click.ClickException(f"{reason}; choose another --port (0 takes a free one) or --host.") from error
 
 

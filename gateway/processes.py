@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,23 @@ class StartFailed(Exception):
     """A program did not come up; the text ends with what it said last."""
 
 
-@contextmanager
-def running(module: str, arguments: Sequence[str], log: Path) -> Iterator[dict[str, Any]]:
-    """`python -m module arguments` until the block ends; what it says on stderr goes to `log`.
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A program that is up. `announced` is the JSON object that it printed on stdout once it was ready."""
 
-    Yields the JSON object that the program prints on stdout once it is ready. Raises StartFailed.
-    """
+    process: subprocess.Popen[bytes]
+    announced: dict[str, Any]
+
+
+@contextmanager
+def running(module: str, arguments: Sequence[str], log: Path) -> Iterator[Running]:
+    """`python -m module arguments` until the block ends; what it says on stderr goes to `log`. Raises StartFailed."""
     with log.open("wb") as stderr:
         process = subprocess.Popen(  # noqa: S603 (this interpreter, and a module of ours)
             [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
         )
     try:
-        yield _announced(process, log, " ".join([module, *arguments]))
+        yield Running(process, _announced(process, log, " ".join([module, *arguments])))
     finally:
         _end(process)
 

@@ -17,11 +17,13 @@ HTTP_THREADS = 64  # each open stream holds one
 
 @contextmanager
 def serving(
-    model: Path, name: str, *, slots: int = 4, context_tokens: int = 8192, embeddings: bool = False
+    model: Path, name: str, *, slots: int = 4, context_tokens: int = 8192, threads: int = 1, embeddings: bool = False
 ) -> Iterator[str]:
     """The URL of a server in this process that serves a GGUF file under `name`, on a free port, until the block ends.
 
-    `slots` requests run at a time, each with `context_tokens` of context. With `embeddings` it gives nothing else.
+    `slots` requests run at a time, each with `context_tokens` of context, on `threads` cores: on more than are idle it
+    is slower by orders of magnitude, for its threads wait for each other spinning. With `embeddings` it gives nothing
+    else.
     Raises ModuleNotFoundError where the wheel is missing, RuntimeError where the model cannot be used.
     """
     import xllamacpp  # an optional dependency
@@ -31,6 +33,7 @@ def serving(
     params.model_alias = {name}
     params.n_parallel = slots
     params.n_ctx = slots * context_tokens
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_threads_http = HTTP_THREADS
     params.port = 0
     params.embedding = embeddings

@@ -8,7 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.clients.conftest import KEY, SCHEMA, TURNS, Service
+from tests.clients.conftest import KEY, SCHEMA, TURNS
+from tests.service import Service
 
 ASKED: dict[str, Any] = {"model": "m", "messages": TURNS, "max_tokens": 20, "system": "Be brief."}
 

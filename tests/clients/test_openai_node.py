@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.clients.busy import busy_once
-from tests.clients.conftest import KEY, Service, started
+from tests.clients.conftest import KEY
+from tests.service import Service, started
 
 HERE = Path(__file__).parent / "node"
 ROOT = HERE.parents[2]

@@ -15,7 +15,8 @@ import openai
 import pytest
 
 from tests.clients.busy import busy_once
-from tests.clients.conftest import KEY, SCHEMA, TURNS, Service, started
+from tests.clients.conftest import KEY, SCHEMA, TURNS
+from tests.service import Service, started
 
 ASKED: dict[str, Any] = {"model": "m", "messages": TURNS, "max_tokens": 24}
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}]
@@ -45,8 +46,8 @@ def test_chat_whole_and_streamed_agree(client: openai.OpenAI, service: Service) 
     assert logged["itl_ms"] is None
     streamed = service.line(stream.response.headers["x-request-id"])
     assert streamed["tokens_out"] == whole.usage.completion_tokens
-    assert 0 < streamed["ttft_ms"] < streamed["total_ms"]
-    assert 0 < streamed["itl_ms"] < streamed["total_ms"]
+    assert 0 < streamed["ttft_ms"] <= streamed["total_ms"]
+    assert 0 <= streamed["itl_ms"] < streamed["total_ms"]  # 0 where a busy machine let all tokens come at once
 
 
 def test_usage_is_streamed_to_those_who_ask(client: openai.OpenAI) -> None:

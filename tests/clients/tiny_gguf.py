@@ -15,7 +15,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-WIDTH, LAYERS, HEADS, INNER, CONTEXT = 64, 2, 4, 128, 8192
+WIDTH, LAYERS, HEADS, INNER, CONTEXT = 64, 2, 4, 128, 32768
 BEGIN, END = "<|begin|>", "<|end|>"
 MERGED = ("\xfe", "\xff")  # llama.cpp wants one merge at least: this one is of two bytes that no UTF-8 text holds
 CHAT_TEMPLATE = (

@@ -1,0 +1,99 @@
+"""The other commands as processes: emulated backends, configurations checked, keys made, and help that teaches."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from gateway.processes import Running, running
+from loadtests.faults import FAULTS
+from loadtests.profiles import PROFILES
+from tests.service import run
+
+CHAT = {"model": "big", "messages": [{"role": "user", "content": "How?"}], "max_tokens": 3}
+GOOD = "pools: {p: {backends: [{url: http://127.0.0.1:1}]}}\nmodels: {m: {}}\n"
+
+
+@pytest.fixture
+def emulator(tmp_path: Path) -> Iterator[Running]:
+    with ExitStack() as stack:
+        told = ["emulate", "--port=0", "--model=big", "--engine=llama-3-70b-h100", "--speed=10", "--json"]
+        yield stack.enter_context(running("gateway.cli", [*told, "--fault=503:3@0.5"], tmp_path / "emulator.log"))
+
+
+def test_an_emulated_backend_answers_and_fails_as_told(emulator: Running) -> None:
+    """Half of the requests get a refusal, the others an answer; and it ends when it is told to."""
+    url = emulator.announced["url"]
+    assert emulator.announced | {"url": ""} == {"url": "", "model": "big", "engine": "llama-3-70b-h100"}
+    answers = [httpx.post(f"{url}/v1/chat/completions", json=CHAT) for _ in range(40)]
+    assert {answer.status_code for answer in answers} == {200, 503}
+    assert {answer.headers.get("retry-after") for answer in answers} == {None, "3"}
+    emulator.process.send_signal(signal.SIGTERM)
+    assert emulator.process.wait(10) == 0
+
+
+def test_an_emulator_that_cannot_listen_says_why() -> None:
+    """Exit code 1, the address, and what to change."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("emulate", f"--port={port}")
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "known"), [("--engine=gpt-5", tuple(PROFILES)), ("--fault=flood", tuple(FAULTS)), ("--speed=0", ("x>0",))]
+)
+def test_an_emulator_names_what_there_is(wrong: str, known: tuple[str, ...]) -> None:
+    """Exit code 2 and the choices."""
+    ended = run("emulate", wrong, COLUMNS="100")
+    assert ended.returncode == 2
+    assert all(name in ended.stderr for name in known)
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "keys new", "emulate", "demo"])
+def test_help_teaches(command: str) -> None:
+    """With examples that can be copied."""
+    ended = run(*command.split(), "--help")
+    assert ended.returncode == 0
+    assert f"  headrace {command}" in ended.stdout.partition("Options:")[0]
+    assert "--json" in ended.stdout
+
+
+def test_help_lists_engines_and_faults() -> None:
+    """All there are."""
+    said = run("emulate", "--help").stdout
+    assert all(f"\n    {name} " in said for name in (*PROFILES, *FAULTS))
+
+
+def test_a_good_file_is_shown_whole(tmp_path: Path) -> None:
+    """As YAML, as JSON, and what differs from another one."""
+    path, other = tmp_path / "headrace.yaml", tmp_path / "old.yaml"
+    path.write_text(GOOD)
+    other.write_text(GOOD + "server: {drain: 5s}\n")
+    shown, document = run("check", str(path)), run("check", "--json", str(path))
+    assert shown.returncode == document.returncode == 0
+    assert yaml.safe_load(shown.stdout) == json.loads(document.stdout)
+    assert json.loads(document.stdout)["models"]["m"]["pool"] == "p"
+    assert run("check", "--diff", str(other), str(path)).stdout == "~ server.drain: 5s -> 30s\n"
+    assert json.loads(run("check", "--diff", str(path), str(path), "--json").stdout) == {"changes": []}
+
+
+def test_a_key_is_made_with_its_entry() -> None:
+    """Each another one; what stands in the file is its hash, under the tenant's name whatever that is."""
+    first, second = (json.loads(run("keys", "new", "acme", "--json").stdout) for _ in range(2))
+    assert first["key"] != second["key"]
+    assert first["sha256"] == sha256(first["key"].encode()).hexdigest()
+    said = run("keys", "new", "a: b").stdout
+    key = said.partition("shown only now:")[2].split()[0]
+    entry = yaml.safe_load(said.partition("for headrace.yaml:")[2])
+    assert entry["tenants"]["a: b"]["keys"][0]["sha256"] == sha256(key.encode()).hexdigest()
