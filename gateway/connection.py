@@ -79,6 +79,7 @@ class Connection(HttpToolsProtocol):
         if isinstance(self.cycle, Turn):
             self.cycle = None  # type: ignore[assignment]
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn forgets it after a reset, and the timer keeps the connection
         if turn is not None:
             turn.gone = True
             turn.wake()

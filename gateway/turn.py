@@ -43,6 +43,7 @@ class Turn:
         "_connection",
         "_pieces",
         "_reader",
+        "_size",
         "_transport",
         "broken",
         "endpoint",
@@ -77,6 +78,7 @@ class Turn:
         self._connection = connection
         self._transport = connection.transport
         self._pieces: list[bytes] = []
+        self._size = 0  # bytes in them
         self._reader: asyncio.Future[None] | None = None
         self._chunked = False
 
@@ -108,14 +110,16 @@ class Turn:
                 self._reader = None
         data = b"".join(self._pieces)
         self._pieces.clear()
+        self._size = 0
         return data
 
     def took(self, body: bytes) -> None:
         """A piece came in."""
         self._pieces.append(body)
+        self._size += len(body)
         if self._reader is not None:
             self.wake()
-        elif len(self._pieces) > 1 and sum(map(len, self._pieces)) > HIGH_WATER:
+        elif self._size > HIGH_WATER and len(self._pieces) > 1:
             self._connection.flow.pause_reading()
 
     def wake(self) -> None:
