@@ -182,6 +182,15 @@ async def test_b113_a_chunked_body_is_refused_at_the_limit(gateway: GatewayProce
     await gateway.settled([a], outcomes={"request_too_large": 1})
 
 
+async def test_b113_tiny_chunks_cost_no_more(gateway: GatewayProcess, a: Fake) -> None:
+    """40,000 chunks of one byte: served, in the time that as many bytes take."""
+    body, cpu = sized(40_000), gateway.cpu_s
+    assert (await ask(gateway.port, chunked(body, size=1))).status == 200
+    assert a.requests[0].body == body
+    assert gateway.cpu_s - cpu < 0.5
+    await gateway.settled([a], sent=1)
+
+
 async def test_b113_more_than_was_declared_is_no_body(gateway: GatewayProcess, a: Fake) -> None:
     """A length of 10 and much more sent: the ten bytes are refused, what follows is no request, memory is flat."""
     rss = gateway.rss
