@@ -198,9 +198,9 @@ OURS = [(b"accept-encoding", b"identity"), (b"x-request-id", b"req_1")]
 @pytest.mark.parametrize(
     "name",
     b"authorization x-api-key api-key x-goog-api-key cookie host content-length transfer-encoding connection te "
-    b"trailer upgrade keep-alive proxy-authorization proxy-connection expect accept-encoding x-request-id forwarded x-real-ip "
-    b"x-forwarded-for x-forwarded-proto x-headrace-class x-headrace-anything x-stainless-lang x-gateway-x x-envoy-x "
-    b"x-llm-d-x x-smg-x x-data-parallel-rank x-custom-labels endpoint-load-metrics-format".split(),
+    b"trailer upgrade keep-alive proxy-authorization proxy-connection expect accept-encoding x-request-id forwarded "
+    b"x-real-ip x-forwarded-for x-forwarded-proto x-headrace-class x-headrace-anything x-stainless-lang x-gateway-x "
+    b"x-envoy-x x-llm-d-x x-smg-x x-data-parallel-rank x-custom-labels endpoint-load-metrics-format".split(),
 )
 def test_headers_that_stay_here(name: bytes) -> None:
     """Credentials, framing, and what steers this gateway or another router."""
