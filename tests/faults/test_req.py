@@ -432,18 +432,28 @@ OURS = {"host", "content-length", "content-type", "accept-encoding", "x-request-
 
 
 async def test_b122_bookkeeping_stays_here(tmp_path: Path) -> None:
-    """A tenant with every kind of limit, on every path: no key of ours in the body, no header but request id and
-    trace."""
+    """A tenant with every kind of limit, on every path: nothing of ours in the body but the documented salt, no header
+    but request id and trace."""
     limits = {"requests_per_minute": 1000, "tokens_per_minute": "10M", "concurrent": 100}
     tenants = {"t": {"keys": [{"sha256": DIGEST}], "limits": limits | {"models": {"m": limits}}, "weight": 2}}
-    async with Fake(healthy) as fake, GatewayProcess(pool(fake.url, tenants=tenants), tmp_path) as gateway:
-        sent = {"model": "m", "messages": [], "input": "x", "prompt": "x", "max_tokens": 5, "user": "u", "n": 1}
-        lines = [f"Authorization: Bearer {KEY}", "User-Agent: test", "X-Headrace-Class: batch", "X-Stainless-Lang: py"]
-        for path in ENDPOINTS:
-            response = await ask(gateway.port, post(sent, path, *lines))
-            assert response.status == 200, path
-            assert fake.requests[-1].target == path
-            assert list(fake.requests[-1].json()) == list(sent)
-            assert {name for name, _ in fake.requests[-1].headers} <= OURS
-        assert fake.hits == len(ENDPOINTS)
-        await gateway.settled([fake], sent=len(ENDPOINTS))
+    secret = tmp_path / "secret"
+    secret.write_text("of-the-tests-of-bookkeeping-only")
+    async with Fake(healthy) as fake:
+        config = pool(fake.url, tenants=tenants) | {"security": {"secret": f"file:{secret}"}}
+        async with GatewayProcess(config, tmp_path) as gateway:
+            await bookkeeping(gateway, fake)
+
+
+async def bookkeeping(gateway: GatewayProcess, fake: Fake) -> None:
+    sent = {"model": "m", "messages": [], "input": "x", "prompt": "x", "max_tokens": 5, "user": "u", "n": 1}
+    lines = [f"Authorization: Bearer {KEY}", "User-Agent: test", "X-Headrace-Class: batch", "X-Stainless-Lang: py"]
+    for path in ENDPOINTS:
+        response = await ask(gateway.port, post(sent, path, *lines))
+        assert response.status == 200, path
+        assert fake.requests[-1].target == path
+        arrived = fake.requests[-1].json()
+        assert list(arrived) in (list(sent), ["cache_salt", *sent])
+        assert {name: arrived[name] for name in sent} == sent
+        assert {name for name, _ in fake.requests[-1].headers} <= OURS
+    assert fake.hits == len(ENDPOINTS)
+    await gateway.settled([fake], sent=len(ENDPOINTS))
