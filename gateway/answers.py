@@ -36,8 +36,6 @@ def refusal(error: GatewayError, dialect: Dialect, request_id: str) -> tuple[int
     headers = [(b"content-type", b"application/json"), (b"x-headrace-reason", row.reason.encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if status == 405:
-        headers.append((b"allow", b"POST"))
     if error.retry_after is not None:
         headers += retry_after(error.retry_after)
     if error.retry is not None:
@@ -73,7 +71,7 @@ def normalised(body: bytes, content_type: bytes, status: int, dialect: Dialect, 
     kind = content_type.split(b";")[0].strip().lower()
     if kind == b"text/plain":
         text = body[:2000].decode("utf-8", "replace").strip()
-        return _wrapped({"message": text}, status, dialect, request_id) if text else None
+        return _wrapped({"message": msgspec.Raw(_write(text))}, status, dialect, request_id) if text else None
     try:
         sent = envelope.read(body)
     except envelope.BadBody:
@@ -83,11 +81,11 @@ def normalised(body: bytes, content_type: bytes, status: int, dialect: Dialect, 
     if inner is not None and bytes(inner)[:1] == b"{":
         return _mended(sent, bytes(inner), status, dialect, request_id)
     if inner is not None:
-        return _wrapped({"message": _any(inner), "type": members.get("error_type")}, status, dialect, request_id)
+        return _wrapped({"message": inner, "type": members.get("error_type", NULL)}, status, dialect, request_id)
     if "message" in members and members.keys() & {"object", "type", "code"}:
         return _wrapped(members, status, dialect, request_id)
     if "detail" in members:
-        return _wrapped({"message": _any(members["detail"])}, status, dialect, request_id)
+        return _wrapped({"message": members["detail"]}, status, dialect, request_id)
     return None
 
 
@@ -96,7 +94,7 @@ def error_code(body: bytes) -> int:
     try:
         code = _any(body)["error"]["code"]
         return int(code)
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError):
         return 0
 
 
@@ -108,30 +106,47 @@ def _mended(sent: envelope.Envelope, inner: bytes, status: int, dialect: Dialect
     members = error.members
     if dialect is Dialect.MESSAGES:
         return None if "type" in sent.members else _wrapped(members, status, dialect, request_id)
-    edits: dict[str, bytes] = {}
-    code = members.get("code")
-    if code is not None and code != NULL and bytes(code)[:1] != b'"':
-        edits["code"] = b'"%b"' % bytes(code) if bytes(code).isdigit() else b"null"
-    missing = {"message": b'""', "type": _write(_type(status)), "param": b"null", "code": b"null"}
-    edits |= {name: value for name, value in missing.items() if name not in members}
-    if not edits:
-        return None
-    return b"".join(sent.splice({"error": b"".join(error.splice(edits))}))
+    right = {
+        "message": _write(_said(members.get("message")) or ""),
+        "type": _write(_type(status)),
+        "param": b"null",
+        "code": _write(_code(members.get("code"))),
+    }
+    edits = {name: value for name, value in right.items() if not _fits(name, members.get(name))}
+    return b"".join(sent.splice({"error": b"".join(error.splice(edits))})) if edits else None
 
 
-def _wrapped(fields: Mapping[str, object], status: int, dialect: Dialect, request_id: str) -> bytes:
-    known = {name: _any(value) if isinstance(value, msgspec.Raw) else value for name, value in fields.items()}
-    message = known.get("message")
-    message = message if isinstance(message, str) else _write(message).decode()
+def _fits(name: str, value: msgspec.Raw | None) -> bool:
+    """Whether a member of an error object is a string or, where that is allowed, null."""
+    return value is not None and (bytes(value)[:1] == b'"' or (value == NULL and name in ("param", "code")))
+
+
+def _wrapped(fields: Mapping[str, msgspec.Raw], status: int, dialect: Dialect, request_id: str) -> bytes:
+    message = _said(fields.get("message")) or ""
     if dialect is Dialect.MESSAGES:
         return anthropic_error(status, message, request_id)
-    kind, code, param = known.get("type"), known.get("code"), known.get("param")
+    kind, param = fields.get("type"), fields.get("param")
     return openai_error(
-        kind if isinstance(kind, str) else _type(status),
-        None if code is None else str(code),
+        (_said(kind) if _fits("type", kind) else None) or _type(status),
+        _code(fields.get("code")),
         message,
-        param if isinstance(param, str) else None,
+        _said(param) if _fits("param", param) else None,
     )
+
+
+def _code(value: msgspec.Raw | None) -> str | None:
+    """A word, or a whole number as a word."""
+    return _said(value) if value is not None and (_fits("type", value) or bytes(value).isdigit()) else None
+
+
+def _said(value: msgspec.Raw | None) -> str | None:
+    """The text of a string; None for null or nothing; anything else as it stands."""
+    if value is None or value == NULL:
+        return None
+    try:
+        return _text(value)
+    except msgspec.DecodeError:
+        return bytes(value).decode("utf-8", "replace")
 
 
 def _type(status: int) -> str:

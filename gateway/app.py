@@ -13,6 +13,7 @@ from secrets import token_hex
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,6 +41,7 @@ from gateway.upstream import Upstream
 from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
+SHOWN = 200  # characters of a path that are told back
 EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
 
 logger = logging.getLogger("headrace")
@@ -113,15 +115,17 @@ class Gateway:
         finally:
             if error is not None:
                 client.refuse(error, x)
+                error.__traceback__ = None  # its frames hold the error and the body: both would stay till a collection
             x.end(self.clock(), error)
             self.active.discard(x)
             self.telemetry.record(x)
+            x.let_go()
 
     def _greet(self, client: Client, x: Exchange) -> None:
         sent_id = client.headers.get(b"x-request-id")
         if sent_id is not None and REQUEST_ID.fullmatch(sent_id):
             x.request_id = sent_id.decode()
-        if self.origins and (origin := client.headers.get(b"origin")) in self.origins:
+        if self.origins and (origin := client.headers.get(b"origin")) and not self.origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)
         if self.draining:
             raise shutting_down()
@@ -140,22 +144,28 @@ def cors(origin: bytes) -> list[Header]:
     ]
 
 
-def unknown(request: Request) -> Refused:
-    """A path that leads nowhere, or a method that it does not take."""
-    path = request.url.path
-    if path in ENDPOINTS:
-        return Refused(METHOD_NOT_ALLOWED, f"{path} takes POST, not {request.method}.")
-    return Refused(UNKNOWN_URL, f"Unknown request URL: {request.method} {path}.")
+def unknown(request: Request, error: HTTPException) -> tuple[Refused, list[Header]]:
+    """A path that leads nowhere, or a method that it does not take and the headers that say which it does."""
+    path: str = request.scope["path"]
+    shown = path if len(path) <= SHOWN else path[:SHOWN] + "..."
+    allowed = "POST" if path in ENDPOINTS else (error.headers or {}).get("Allow")
+    if allowed is None:
+        return Refused(UNKNOWN_URL, f"Unknown request URL: {request.method} {shown}."), []
+    message = f"{shown} takes {allowed}, not {request.method}."
+    return Refused(METHOD_NOT_ALLOWED, message), [(b"allow", allowed.encode())]
 
 
 def api(gateway: Gateway) -> Any:
     """The ASGI application for everything that is not inference: models, and telling what is not there."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        known = error if isinstance(error, GatewayError) else unknown(request)
+        more: list[Header] = []
+        if isinstance(error, HTTPException):
+            error, more = unknown(request, error)
+        assert isinstance(error, GatewayError)
         request_id = next(gateway.request_ids)
-        status, headers, body = answers.refusal(known, Dialect.OTHER, request_id)
-        headers.append((b"x-request-id", request_id.encode()))
+        status, headers, body = answers.refusal(error, Dialect.OTHER, request_id)
+        headers += [*more, (b"x-request-id", request_id.encode())]
         return Response(body, status, {name.decode(): value.decode() for name, value in headers})
 
     rest: Any = Starlette(
@@ -163,6 +173,6 @@ def api(gateway: Gateway) -> Any:
         exception_handlers={404: refused, 405: refused, GatewayError: refused},
     )
     if gateway.origins:
-        rest = CORSMiddleware(rest, gateway.settings.server.cors, allow_methods=["*"], allow_headers=["*"])
-
+        allowed, exposed = gateway.settings.server.cors, EXPOSED.decode().split(", ")
+        rest = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
     return rest

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 ANY = "*"
+MAX_NAME = 1024  # characters of a name that is looked for; patterns take their time with longer ones
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who pays. `models` are shell globs over the names of models; `classes` the service classes it may use, the first
-    being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
+    """Who pays. `models` are names of models or shell globs over them; `classes` the service classes it may use, the
+    first being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
     group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went."""
 
     name: str
@@ -22,6 +23,10 @@ class Tenant:
     trust_group: str = ""
     salt: str = ""
     operator: bool = False
+
+    def may_use(self, model: str) -> bool:
+        """Whether a name is one that the tenant's `models` mean. A name with `[` or `*` in it means itself, too."""
+        return ANY in self.models or any(glob == model or fnmatchcase(model, glob) for glob in self.models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +60,10 @@ class Catalog:
     def find(self, tenant: Tenant, name: str) -> Model | None:
         """None both for a model that does not exist and for one that the tenant may not see."""
         model = self._names.get(name, self._any)
-        if model is None:
+        if model is None or len(name) > MAX_NAME:
             return None
-        if ANY in tenant.models or any(fnmatchcase(model.name, glob) for glob in tenant.models):
-            return model
-        if model is self._any or name in model.aliases:
-            return model if any(fnmatchcase(name, glob) for glob in tenant.models) else None
-        return None
+        by_name = model is not self._any and tenant.may_use(model.name)
+        return model if by_name or tenant.may_use(name) else None
 
     def default(self, tenant: Tenant) -> Model | None:
         """The one model there is, for endpoints whose requests need not name any."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from urllib.parse import unquote_to_bytes
 
 from gateway import answers
 from gateway.errors import (
     BUFFERS_FULL,
+    INVALID_REQUEST,
     REQUEST_TIMEOUT,
     REQUEST_TOO_LARGE,
     UNSUPPORTED_ENCODING,
@@ -24,6 +26,7 @@ from gateway.reply import Clock, Reply
 from gateway.turn import Turn
 
 BODY_STALL_S = 30.0  # how long an upload may pause
+SMALL_BODY = 1024 * 1024  # a long conversation without images
 
 # Framing, credentials, and what addresses the gateway itself or steers other routers: none of it reaches a backend.
 NOT_FORWARDED = HOP_BY_HOP | frozenset(
@@ -57,11 +60,13 @@ NOT_FORWARDED_PREFIXES = (
 PATIENCE = (b"x-headrace-deadline", b"x-stainless-read-timeout", b"x-stainless-timeout")
 DURATION = re.compile(rb"(\d{1,6}(?:\.\d{1,6})?)(ms|s|m)?")
 UNITS = {b"ms": 0.001, b"s": 1.0, b"m": 60.0, None: 1.0}
-SECRET_PARAMETERS = (b"key=", b"api_key=", b"api-key=", b"access_token=", b"token=")
+SECRET_PARAMETERS = frozenset((b"key", b"api_key", b"api-key", b"access_token", b"token"))
+SINGULAR = (b"content-encoding", b"content-length", b"content-type", b"host")  # of two, who reads which?
 
 
 class Buffers:
-    """The sum of all request bodies in memory against one budget: large requests must not add up to a crash."""
+    """The sum of all request bodies in memory against one budget: large requests must not add up to a crash. A quarter
+    of it is kept for the small ones: whoever uploads much must not keep others from asking."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -70,9 +75,9 @@ class Buffers:
     def __repr__(self) -> str:
         return f"<Buffers {self.used}/{self.budget} bytes>"
 
-    def take(self, count: int) -> None:
-        """Raises Unavailable where the budget would be passed."""
-        if self.used + count > self.budget:
+    def take(self, count: int, size: int) -> None:
+        """`count` bytes more, for a body of `size` so far. Raises Unavailable where the budget would be passed."""
+        if self.used + count > (self.budget if size <= SMALL_BODY else self.budget * 3 // 4):
             message = "The gateway holds as much request data as it may at a time."
             raise Unavailable(BUFFERS_FULL, message, retry_after=1.0)
         self.used += count
@@ -109,6 +114,8 @@ class Client:
         """The whole body. Raises Refused before reading what is declared too large or encoded, and at the byte that
         crosses the limit otherwise; Unavailable where the buffers are full; ClientGone."""
         headers = self.headers
+        if len(headers) < len(self.raw_headers):
+            self._check_singular()
         if b"content-encoding" in headers and headers[b"content-encoding"].strip().lower() != b"identity":
             raise Refused(UNSUPPORTED_ENCODING, "Compressed request bodies are not accepted: send it as it is.")
         declared = headers.get(b"content-length", b"0")
@@ -120,18 +127,28 @@ class Client:
             self._hold(len(body))
         return body
 
+    def _check_singular(self) -> None:
+        names = [name for name, _ in self.raw_headers]
+        for name in SINGULAR:
+            if names.count(name) > 1:
+                raise Refused(INVALID_REQUEST, f"The header {name.decode()} stands there more than once.")
+
     async def _read(self) -> bytes:
-        body = bytearray()
+        pieces: list[bytes] = []
+        size = 0
         try:
             while True:
                 async with asyncio.timeout(BODY_STALL_S):
                     piece = await self._turn.piece()
                 if self._turn.gone:
                     raise ClientGone
+                if self._turn.broken:
+                    raise Refused(INVALID_REQUEST, "The request body is not valid HTTP/1.1.")
                 if not piece:
-                    return bytes(body)
-                body += piece
-                self._hold(len(body))
+                    return b"".join(pieces)
+                pieces.append(piece)
+                size += len(piece)
+                self._hold(size)
         except TimeoutError:
             raise Refused(REQUEST_TIMEOUT, f"The body paused for more than {BODY_STALL_S:g} s.") from None
 
@@ -141,7 +158,7 @@ class Client:
 
     def _hold(self, size: int) -> None:
         self._admit(size)
-        self._buffers.take(size - self._held)
+        self._buffers.take(size - self._held, size)
         self._held = size
 
     def address(self, call: Call, request_id: str) -> Call:
@@ -171,7 +188,7 @@ class Client:
     def _target(self) -> bytes:
         """Path and query for the backend, as sent but for keys that some clients put there."""
         path = self._turn.endpoint.path.encode()
-        kept = [item for item in self._turn.query.split(b"&") if not item.lower().startswith(SECRET_PARAMETERS)]
+        kept = [item for item in self._turn.query.split(b"&") if _parameter(item) not in SECRET_PARAMETERS]
         return b"%b?%b" % (path, b"&".join(kept)) if kept and kept != [b""] else path
 
     def present(self) -> Presence:
@@ -192,6 +209,11 @@ class Client:
         if answer is None:
             answer = Answer(*answers.refusal(error, exchange.endpoint.dialect, exchange.request_id))
         send(answer, self._turn, exchange)
+
+
+def _parameter(item: bytes) -> bytes:
+    """The name in one item of a query, in lower case."""
+    return unquote_to_bytes(item.partition(b"=")[0]).lower()
 
 
 class Presence:

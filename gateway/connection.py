@@ -11,7 +11,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -23,6 +25,7 @@ from gateway.turn import HIGH_WATER, Turn
 
 LINGER_S = 2.0  # how long an unread request body is thrown away, so that its sender sees the refusal and no reset
 PIPELINED = 8  # requests that may wait behind the one that is answered before no more is read
+MOST_PIPELINED = 64  # what was read may hold 14,000 more, each of which costs memory before it is looked at
 PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
@@ -57,7 +60,7 @@ class Connection(HttpToolsProtocol):
         self._endpoints = endpoints
         self._infer = infer
         self._turn: Turn | None = None  # the one that is being answered
-        self._head_bytes = 0
+        self._idle_bytes = 0  # since a request began or its body grew: of a head, of trailers, of chunk extensions
         self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._lingering = False
@@ -76,6 +79,7 @@ class Connection(HttpToolsProtocol):
         if isinstance(self.cycle, Turn):
             self.cycle = None  # type: ignore[assignment]
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn forgets it after a reset, and the timer keeps the connection
         if turn is not None:
             turn.gone = True
             turn.wake()
@@ -85,17 +89,33 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering or self.transport.is_closing():
             return
-        super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limits.bytes:
-                self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(self._limits.seconds, self._head_timed_out)
+        self._unset_keepalive_if_required()
+        self._idle_bytes += len(data)
+        self._parse(data)
+        if self._idle_bytes > self._limits.bytes:
+            self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
+        elif self._head_timer is None and (self._in_head or self.cycle is None or self.cycle.response_complete):
+            self._head_timer = self.loop.call_later(self._limits.seconds, self._head_timed_out)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(INVALID_REQUEST, "The request is not valid HTTP/1.1.")
+
+    def _decline(self, rest: bytes) -> None:
+        """The client offers to go on in another protocol: curl and Java's client offer h2c, with any request. llhttp
+        then takes the request's body for that protocol. So read the request again, this time without the offer."""
+        head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self._parse(b"".join((*head, b"\r\n", rest)))
 
     def linger(self) -> None:
         """Throw away what the client still sends, for a while, and only then close."""
         self._lingering = True
+        self._stop_head_timer()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
@@ -108,20 +128,32 @@ class Connection(HttpToolsProtocol):
         self.expect_100_continue = False
         self.headers = []
         self._in_head = True
-        self._head_bytes = 0
+        self._idle_bytes = 0
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self._head_timer is not None:
             self._stop_head_timer()
+        if self._lingering or (self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"):
+            return
         size = len(self.url)
         for name, value in self.headers:
             size += len(name) + len(value) + 4
         if size > self._limits.bytes:
             self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
-            return
+        elif len(self.pipeline) >= MOST_PIPELINED:
+            self._refuse(INVALID_REQUEST, "Too many requests wait on this connection.")
+        else:
+            self._start()
+            self.headers = []  # trailers go there: nobody reads them, and they must not pass for headers
+
+    def _start(self) -> None:
         path, _, query = self.url.partition(b"?")
-        endpoint = self._endpoints.get(path) if self.parser.get_method() == b"POST" else None
+        posted = self.parser.get_method() == b"POST"
+        endpoint = self._endpoints.get(path) if posted else None
+        if endpoint is None and posted:  # it may be written otherwise: with escapes, or as a whole URL
+            url = httptools.parse_url(self.url)
+            endpoint, query = self._endpoints.get(unquote_to_bytes(url.path or b"")), url.query or b""
         if endpoint is None:
             self._go_asgi()
             return
@@ -148,25 +180,34 @@ class Connection(HttpToolsProtocol):
             cycle.task = self.loop.create_task(self._infer(cycle))
 
     def on_body(self, body: bytes) -> None:
+        self._idle_bytes = 0
+        if self._lingering:
+            return
         if isinstance(self.cycle, Turn):
             if not self.cycle.response_complete:
                 self.cycle.took(body)
-        elif not self._lingering:
+        else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._idle_bytes = 0
+        if self._lingering or self.parser.should_upgrade():
+            return
         if isinstance(self.cycle, Turn):
             self.cycle.more_body = False
             self.cycle.wake()
-        elif not self._lingering:
+        else:
             super().on_message_complete()
         if len(self.pipeline) < PIPELINED:
             # It was paused for a large body or a pipelined request; only who reads sees the client leave.
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
+        unread = not self.pipeline and self.cycle.more_body
         self._turn = None
         super().on_response_complete()
+        if unread and not self.transport.is_closing():
+            self.linger()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -180,22 +221,26 @@ class Connection(HttpToolsProtocol):
         elif self._turn is not None and self._turn.source is not None:
             self._turn.source.resume()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(INVALID_REQUEST, "The request is not valid HTTP/1.1.")
-
     def _refuse(self, refusal: Refusal, message: str) -> None:
         if self.transport.is_closing() or self._lingering:
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._lingering = True  # an answer to an earlier request is under way: the connection ends with it
-            self.cycle.keep_alive = False
-        else:
-            body = openai_error(refusal.type, refusal.code, message)
-            head = (
-                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head % (refusal.status, PHRASES[refusal.status], len(body)) + body)
-            self.linger()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            # An answer is under way, to an earlier request or, where a body broke its framing, to this very one: the
+            # connection ends with it.
+            self._lingering = True
+            cycle.keep_alive = False
+            if isinstance(cycle, Turn) and cycle.more_body:
+                cycle.broken = True
+                cycle.wake()
+            return
+        body = openai_error(refusal.type, refusal.code, message)
+        head = (
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"x-headrace-reason: %b\r\nconnection: close\r\n\r\n"
+        ) % (refusal.status, PHRASES[refusal.status], len(body), refusal.reason.encode())
+        self.transport.write(head + body)
+        self.linger()
 
     def _head_timed_out(self) -> None:
         self._head_timer = None

@@ -14,8 +14,12 @@ import msgspec
 
 Piece = bytes | memoryview
 
-KEY = re.compile(rb'[ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
-SEPARATOR = re.compile(rb"[ \t\n\r]*([,}])")
+MAX_MEMBERS = 1024  # requests have up to some 60; each costs time on the event loop
+MAX_SURROGATES = 64 * 1024  # replacing that many takes some 70 ms
+
+# Neither ever backtracks: a key may have megabytes.
+KEY = re.compile(rb'[ \t\n\r]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
+SEPARATOR = re.compile(rb"[ \t\n\r]*+([,}])")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -71,7 +75,7 @@ class Envelope:
                 added.append(b"")
             start = self.body.index(b"{") + 1
             edits.append((start, start, b",".join(added)))
-        return _apply(self.body, sorted(edits))
+        return patched(self.body, sorted(edits))
 
 
 def read(body: bytes) -> Envelope:
@@ -88,6 +92,8 @@ def read(body: bytes) -> Envelope:
         raise BadBody("The body is nested too deeply.") from None
     except UnicodeDecodeError as error:
         raise BadBody(f"The body is not valid UTF-8 (byte {error.start}).") from None
+    if len(members) > MAX_MEMBERS:
+        raise BadBody(f"The body has more than {MAX_MEMBERS} keys.")
     envelope = Envelope(body, members)
     if not _is_compact(body, members):
         envelope.spans()
@@ -100,7 +106,7 @@ def _members(body: bytes) -> dict[str, msgspec.Raw]:
     except msgspec.DecodeError as error:
         # Lone surrogates are legal JSON (RFC 8259, 8.2) and arrive in practice; msgspec refuses them even in what it
         # skips. With stand-ins of the same length the structure can be read, and the offsets hold.
-        masked = SURROGATE.sub(rb"\\ufffd", body)
+        masked = SURROGATE.sub(rb"\\ufffd", body, MAX_SURROGATES)
         if masked == body:
             raise error from None
         return _decode_members(masked)
@@ -122,7 +128,7 @@ def _key(literal: bytes) -> str:
 
 
 def _repeated(name: str) -> BadBody:
-    return BadBody(f"The body gives a key twice, at or after {name!r}.")
+    return BadBody(f"The body gives a key twice, at or after {name[:80]!r}.")
 
 
 def _deletions(spans: Mapping[str, Member], removed: frozenset[str]) -> Iterable[tuple[int, int, bytes]]:
@@ -143,7 +149,8 @@ def _deletions(spans: Mapping[str, Member], removed: frozenset[str]) -> Iterable
             yield spans[name].key, spans[name].end, b""
 
 
-def _apply(body: bytes, edits: list[tuple[int, int, bytes]]) -> list[Piece]:
+def patched(body: bytes, edits: Iterable[tuple[int, int, bytes]]) -> list[Piece]:
+    """The body in pieces, with what stands between two offsets replaced; edits in order, none over another."""
     view = memoryview(body)
     pieces: list[Piece] = []
     position = 0

@@ -157,6 +157,13 @@ class Exchange:
         first = self.meter.first_token_at if self.meter is not None else None
         return None if first is None else first - self.received_at
 
+    def let_go(self) -> None:
+        """Drop the request's body. Meters, slots and tracebacks refer to this record in circles, which stand until the
+        next collection: a body must not stand with them."""
+        if self.call is not None:
+            self.call.body.clear()
+            self.call.prompt.clear()
+
     def end(self, now: float, error: GatewayError | None = None) -> None:
         """Settle the outcome: one word for logs and metrics."""
         self.ended_at = now

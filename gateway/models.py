@@ -11,6 +11,7 @@ from starlette.routing import Route
 from gateway.auth import KeyRing
 from gateway.catalog import Catalog
 from gateway.errors import MODEL_NOT_FOUND, Refused
+from gateway.wire import not_found
 
 
 class Models:
@@ -36,8 +37,7 @@ class Models:
         tenant = self._keys.identify(request.headers.raw)
         name: str = request.path_params["name"]
         if name not in self._catalog.visible(tenant):
-            message = f"The model {name!r} does not exist or you do not have access to it."
-            raise Refused(MODEL_NOT_FOUND, message, param="model")
+            raise Refused(MODEL_NOT_FOUND, not_found(name), param="model")
         return self._answer(self._object(name))
 
     def _object(self, name: str) -> dict[str, object]:

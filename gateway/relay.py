@@ -18,6 +18,7 @@ from gateway.turn import Turn
 HOLD = 64 * 1024  # a JSON answer up to this size is committed only when it is whole, so that a break can be a status
 MAX_ERROR = 256 * 1024  # engines quote the prompt in their 400s; what is larger is no error body
 RETRYABLE = frozenset((429, 502, 503, 504))  # not 500: the request may have caused it, and would do so elsewhere
+BODILESS = (204, 304)  # they have no body, and a length would say something else (RFC 9110, 8.6)
 ENDINGS = {
     StreamEnding.EMPTY: "The model backend ended its stream without an event.",
     StreamEnding.ERROR: "The model backend reported an error in its stream.",
@@ -51,7 +52,7 @@ def send(answer: Answer, turn: Turn, exchange: Exchange) -> None:
     """A whole answer."""
     exchange.status = answer.status
     exchange.bytes_out = len(answer.body)
-    turn.answer(head(answer.status, answer.headers, exchange, turn), answer.body)
+    turn.answer(head(answer.status, answer.headers, exchange, turn), answer.body, sized=answer.status not in BODILESS)
 
 
 class Relay:
@@ -83,7 +84,9 @@ class Relay:
             raise UpstreamFailed("The model backend's error answer has no end.", Phase.SENT)
         kind = self._fields.get(b"content-type", b"")
         headers = reply.headers
-        shaped = answers.normalised(body, kind, status, self._dialect, self._exchange.request_id)
+        shaped = None
+        if self._fields.get(b"content-encoding", b"identity") == b"identity":
+            shaped = answers.normalised(body, kind, status, self._dialect, self._exchange.request_id)
         if shaped is not None:
             headers = [header for header in headers if header[0] != b"content-type"]
             headers.append((b"content-type", b"application/json"))

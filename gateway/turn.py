@@ -27,16 +27,15 @@ class Carrier(Protocol):
     transport: asyncio.Transport
     headers: list[Header]
 
-    def linger(self) -> None: ...
     def on_response_complete(self) -> None: ...
 
 
 class Turn:
     """One request on a client connection and the answer to it: what uvicorn calls a cycle.
 
-    The body is read by `piece`. The answer is given by `answer`, or by `begin`, `writer` and `end`; heads come without
-    framing headers. When the client leaves, `gone` is set, `on_gone` is called, and nothing is written any more.
-    `source` is paused while the client is slow.
+    The body is read by `piece`; `broken` says that its rest will never come, because what came is not HTTP. The answer
+    is given by `answer`, or by `begin`, `writer` and `end`; heads come without framing headers. When the client leaves,
+    `gone` is set, `on_gone` is called, and nothing is written any more. `source` is paused while the client is slow.
     """
 
     __slots__ = (
@@ -44,7 +43,9 @@ class Turn:
         "_connection",
         "_pieces",
         "_reader",
+        "_size",
         "_transport",
+        "broken",
         "endpoint",
         "expects_continue",
         "gone",
@@ -65,16 +66,19 @@ class Turn:
         self.headers: list[Header] = connection.headers
         self.http10 = connection.parser.get_http_version() == "1.0"
         self.keep_alive: bool = not self.http10 and connection.parser.should_keep_alive()
-        self.expects_continue = expects_continue
+        # RFC 9110, 10.1.1: a client of HTTP/1.0 takes an interim answer for the answer
+        self.expects_continue = expects_continue and not self.http10
         self.more_body = True
         self.response_complete = False
         self.gone = False
+        self.broken = False
         self.on_gone: Callable[[], object] | None = None
         self.source: Source | None = None
         self.task: asyncio.Task[None] | None = None
         self._connection = connection
         self._transport = connection.transport
         self._pieces: list[bytes] = []
+        self._size = 0  # bytes in them
         self._reader: asyncio.Future[None] | None = None
         self._chunked = False
 
@@ -93,11 +97,11 @@ class Turn:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     async def piece(self) -> bytes:
-        """More of the body; empty at its end, and when the client left, which `gone` tells."""
+        """More of the body; empty at its end, and when no more will come, which `gone` or `broken` tells."""
         if self.expects_continue and not self._pieces:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.expects_continue = False
-        while not self._pieces and self.more_body and not self.gone:
+        while not (self._pieces or self.gone or self.broken) and self.more_body:
             self._connection.flow.resume_reading()
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -106,14 +110,16 @@ class Turn:
                 self._reader = None
         data = b"".join(self._pieces)
         self._pieces.clear()
+        self._size = 0
         return data
 
     def took(self, body: bytes) -> None:
         """A piece came in."""
         self._pieces.append(body)
+        self._size += len(body)
         if self._reader is not None:
             self.wake()
-        elif len(self._pieces) > 1 and sum(map(len, self._pieces)) > HIGH_WATER:
+        elif self._size > HIGH_WATER and len(self._pieces) > 1:
             self._connection.flow.pause_reading()
 
     def wake(self) -> None:
@@ -128,11 +134,12 @@ class Turn:
         if self._connection.flow.write_paused:
             source.pause()
 
-    def answer(self, head: bytes, body: bytes) -> None:
-        """A whole answer, in one write."""
+    def answer(self, head: bytes, body: bytes, *, sized: bool = True) -> None:
+        """A whole answer, in one write; not `sized` where the status allows no body."""
+        length = b"content-length: %d\r\n" % len(body) if sized else b""
         close = b"" if self.keep_alive and not self.more_body else b"connection: close\r\n"
         if not self.gone:
-            self._transport.write(b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
+            self._transport.write(b"%b%b%b\r\n%b" % (head, length, close, body))
         self._finish()
 
     def begin(self, head: bytes, length: int | None, first: bytes) -> None:
@@ -181,10 +188,9 @@ class Turn:
     def _finish(self) -> None:
         self.on_gone = self.source = None
         self.response_complete = True
+        self._pieces.clear()  # the connection keeps its last turn
         if self.gone:
             return
-        if self.more_body:
-            self._connection.linger()
-        elif not self.keep_alive:
+        if not self.keep_alive and not self.more_body:
             self._transport.close()
         self._connection.on_response_complete()

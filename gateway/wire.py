@@ -58,6 +58,7 @@ PRIVILEGED = frozenset(
 )
 # What engines make the prompt of, roughly in their order: what comes first is what requests share.
 PROMPT = ("tools", "system", "instructions", "messages", "prompt", "input", "query", "documents", "content")
+TRUTHS = frozenset((b"true", b"1", b"yes", b"on", b"t", b"y"))  # what pydantic takes for true in a form
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 NULL, TRUE, FALSE = (msgspec.Raw(word) for word in (b"null", b"true", b"false"))
 
@@ -122,9 +123,12 @@ def _find(endpoint: Endpoint, asked: str | None, catalog: Catalog, tenant: Tenan
         return model
     if asked is None:
         raise Refused(INVALID_BODY, f"You must provide a model parameter to {endpoint.path}.", param="model")
-    raise Refused(
-        MODEL_NOT_FOUND, f"The model {asked!r} does not exist or you do not have access to it.", param="model"
-    )
+    raise Refused(MODEL_NOT_FOUND, not_found(asked), param="model")
+
+
+def not_found(name: str) -> str:
+    """The same for a model that does not exist and one that the tenant may not see. Of a long name only the start."""
+    return f"The model {name[:200]!r} does not exist or you do not have access to it."
 
 
 def _usage_asked(members: Mapping[str, msgspec.Raw]) -> bytes | None:
@@ -180,10 +184,15 @@ def _parse_form(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: C
         raise Refused(INVALID_BODY, "The form names the model more than once.", param="model")
     asked = body[named[0].start : named[0].end].decode("utf-8", "replace") if named else None
     model = _find(endpoint, asked, catalog, tenant)
-    pieces: list[Piece] = [body]
-    if named and model.upstream_name not in (None, asked):
-        view = memoryview(body)
-        assert model.upstream_name is not None
-        pieces = [view[: named[0].start], model.upstream_name.encode(), view[named[0].end :]]
-    stream = any(body[part.start : part.end] == b"true" for part in fields if part.name == "stream")
-    return Call(endpoint, model=asked or model.name, label=model.label, pool=model.pool, body=pieces, stream=stream)
+    edits = [(part.first, part.last, b"") for part in fields if part.name in PRIVILEGED]
+    if named and model.upstream_name is not None and model.upstream_name != asked:
+        edits.append((named[0].start, named[0].end, model.upstream_name.encode()))
+    stream = any(body[part.start : part.end].lower() in TRUTHS for part in fields if part.name == "stream")
+    return Call(
+        endpoint,
+        model=asked or model.name,
+        label=model.label,
+        pool=model.pool,
+        body=envelope.patched(body, sorted(edits)),
+        stream=stream,
+    )

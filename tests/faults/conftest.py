@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -27,13 +28,20 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 
 @pytest.fixture(scope="module")
+def settings() -> dict[str, Any]:
+    """What the gateway of a file has configured besides its pools and models."""
+    return {}
+
+
+@pytest.fixture(scope="module")
 async def shared_stage(
-    anyio_backend: tuple[str, dict[str, bool]], tmp_path_factory: pytest.TempPathFactory
+    anyio_backend: tuple[str, dict[str, bool]], settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Stage]:
     async with Fake(healthy) as a, Fake(healthy) as b:
         config = pool(a.url, models={"m": {"pool": "p"}, "one": {"pool": "one"}, "two": {"pool": "two"}})
         config["pools"]["one"] = pool(a.url, concurrency=1)["pools"]["p"]
         config["pools"]["two"] = pool(a.url, b.url, routing="round_robin")["pools"]["p"]
+        config |= settings | {"models": config["models"] | settings.get("models", {})}
         async with GatewayProcess(config, tmp_path_factory.mktemp("gateway")) as gateway:
             yield Stage(gateway, a, b)
 

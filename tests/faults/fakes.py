@@ -108,6 +108,14 @@ class Fake:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
+    async def forget(self) -> None:
+        """Drop all connections and the journal; go on listening."""
+        await self.stop()
+        self.requests.clear()
+        self.closed.clear()
+        self.accepts = 0
+        await self.start()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None

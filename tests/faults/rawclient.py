@@ -95,22 +95,24 @@ class RawClient:
     async def ask(self, data: bytes, timeout_s: float = 20.0) -> Response:
         """Send a request and read its whole response."""
         await self.send(data)
-        return await self.response(timeout_s)
+        return await self.response(timeout_s, method="HEAD" if data.startswith(b"HEAD ") else "GET")
 
-    async def response(self, timeout_s: float = 20.0, *, until: bytes | None = None) -> Response:
+    async def response(self, timeout_s: float = 20.0, *, until: bytes | None = None, method: str = "GET") -> Response:
         """The next response on this connection, read to its end or until `until` stands in the body. h11 judges the
         framing. `complete` is False where the connection broke first."""
         response = Response()
-        await self.read(response, timeout_s, until=until)
+        await self.read(response, timeout_s, until=until, method=method)
         return response
 
-    async def read(self, response: Response, timeout_s: float = 20.0, *, until: bytes | None = None) -> None:
+    async def read(
+        self, response: Response, timeout_s: float = 20.0, *, until: bytes | None = None, method: str = "GET"
+    ) -> None:
         """Read more of a response: to its end, or until `until` stands in the body."""
         assert self._reader is not None
         if self._parser.our_state is h11.DONE and self._parser.their_state is h11.DONE:
             self._parser.start_next_cycle()
         if self._parser.our_state is h11.IDLE:
-            self._parser.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
+            self._parser.send(h11.Request(method=method, target="/", headers=[("Host", "x")]))
             self._parser.send(h11.EndOfMessage())
         async with asyncio.timeout(timeout_s):
             while not response.complete and (until is None or until not in response.body):
@@ -136,6 +138,12 @@ class RawClient:
             response.complete, response.ended_at = True, now
         elif isinstance(event, h11.ConnectionClosed):
             raise h11.RemoteProtocolError("closed")
+
+    async def interim(self, timeout_s: float = 20.0) -> bytes:
+        """The head of an interim response; what comes behind it is the next response."""
+        assert self._reader is not None
+        async with asyncio.timeout(timeout_s):
+            return await self._reader.readuntil(b"\r\n\r\n")
 
     def half_close(self) -> None:
         """No more will be sent; reading goes on."""
