@@ -162,8 +162,11 @@ class Client:
 
     def _patience_s(self) -> float | None:
         """Seconds that the client will wait: the least of what it asks for and what its SDK tells of its own clocks."""
-        told = [self.headers[name] for name in PATIENCE if name in self.headers]
-        return min((wait_s for value in told if (wait_s := _seconds(value)) is not None), default=None)
+        least: float | None = None
+        for name in PATIENCE:
+            if name in self.headers and (wait_s := _seconds(self.headers[name])) is not None:
+                least = wait_s if least is None else min(least, wait_s)
+        return least
 
     def _target(self) -> bytes:
         """Path and query for the backend, as sent but for keys that some clients put there."""
@@ -180,7 +183,9 @@ class Client:
         await Relay(reply, self._turn, exchange, self._clock).run()
 
     def refuse(self, error: GatewayError, exchange: Exchange) -> None:
-        """Tell the client why there is no answer, unless there is one already."""
+        """Tell the client why there is no answer. One that has begun and cannot end as it should is cut off."""
+        if exchange.status and not self._turn.response_complete:
+            self._turn.cut()
         if exchange.status or isinstance(error, ClientGone):
             return
         answer = error.answer if isinstance(error, UpstreamFailed) else None

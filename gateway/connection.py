@@ -140,11 +140,12 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if isinstance(cycle, Turn):
-            self._turn = cycle
-            cycle.task = self.loop.create_task(self._infer(cycle))
-        else:
+        if not isinstance(cycle, Turn):
             super()._start_asgi_task(cycle, app)
+            return
+        self._turn = cycle
+        if not self.flow.write_paused:  # who takes no answers gets no more: they would pile up here
+            cycle.task = self.loop.create_task(self._infer(cycle))
 
     def on_body(self, body: bytes) -> None:
         if isinstance(self.cycle, Turn):
@@ -174,7 +175,9 @@ class Connection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._turn is not None and self._turn.source is not None:
+        if self._turn is not None and self._turn.task is None:
+            self._start_asgi_task(self._turn, None)
+        elif self._turn is not None and self._turn.source is not None:
             self._turn.source.resume()
 
     def send_400_response(self, msg: str) -> None:

@@ -66,13 +66,11 @@ class Call:
     target: bytes = b""
     headers: list[Header] = field(default_factory=list)
     length: int = field(init=False)
+    prompt_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.length = sum(map(len, self.body))
-
-    @property
-    def prompt_bytes(self) -> int:
-        return sum(map(len, self.prompt))
+        self.prompt_bytes = sum(map(len, self.prompt))
 
 
 class Metered(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 import httptools
@@ -31,7 +32,11 @@ HOP_BY_HOP = frozenset(
 
 
 class BadResponse(Exception):
-    """The peer did not speak HTTP/1.1, or went past a limit."""
+    """The peer did not speak HTTP/1.1, or went past a limit. `body`: what had come of the body before that."""
+
+    def __init__(self, message: str, body: bytes = b"") -> None:
+        super().__init__(message)
+        self.body = body
 
 
 class Answer(NamedTuple):
@@ -109,25 +114,34 @@ class ResponseReader:
         except httptools.HttpParserUpgrade:
             raise BadResponse("it switched protocols unasked") from None
         except httptools.HttpParserError as error:
-            if not self.complete:  # what follows a complete answer only costs the connection
-                raise BadResponse(f"not HTTP/1.1: {error}") from None
-            self._framed = False
+            if not self.complete:
+                raise BadResponse(f"not HTTP/1.1: {error}", self._rest()) from None
+            self._framed = False  # what follows a complete answer only costs the connection
         pieces = self._pieces
         if not pieces:
             self._bound(len(data))
-            return b""
+            return b"" if self._inflater is None else self._undone(b"")
+        self._silent = 0
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         return body if self._inflater is None and not self._head_only else self._undone(body)
 
+    def _rest(self) -> bytes:
+        """What came before the damage."""
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        return body if self._inflater is None else self._undone(body)
+
     def _undone(self, body: bytes) -> bytes:
         if self._head_only:  # there is none: what came is not this response's
-            self._framed = False
+            self._framed = self._framed and not body
             return b""
         assert self._inflater is not None
         try:
-            return self._inflater.feed(body)
+            plain = self._inflater.feed(body)
+            return plain + self._inflater.end() if self.complete else plain
         except Damaged as error:
+            self.complete, self._framed = False, True  # the framing is right, but the body is less than was meant
             raise BadResponse(str(error)) from None
 
     def _bound(self, silent: int) -> None:
@@ -141,6 +155,9 @@ class ResponseReader:
         """The peer closed: whether that ends the response as promised."""
         if self.head_done and not self._framed and not self.complete:
             self.complete = True  # neither length nor chunks: the close is the end
+            if self._inflater is not None:
+                with suppress(BadResponse):
+                    self._undone(b"")
         return self.complete
 
     @property
@@ -156,13 +173,13 @@ class ResponseReader:
     # -- called by httptools ------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self.complete:
-            self._framed = False  # a second message that nobody asked for
+        if self.complete:  # nobody asked for a second message: nothing of it may get into the first
+            raise BadResponse("it answered twice")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.head_done:
             return
-        name = name.lower()
+        name, value = name.lower(), value.rstrip()
         if name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked")):
             self._framed = True
         elif name == b"keep-alive":
@@ -178,6 +195,7 @@ class ResponseReader:
         if self.status < 200:
             self.headers = []
             self._framed = False
+            self._inflater = None
             return
         self.head_done = True
         self._keep_alive = bool(self._parser.should_keep_alive())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.exchange import Exchange
+from gateway.catalog import Tenant
+from gateway.exchange import Call, Exchange
 from gateway.isolation import Seeds
 from policies.estimate import BytesPerToken, OutputLengths
 from policies.prefix import PIECE_BYTES, digests
@@ -22,20 +23,26 @@ class Jobs:
         assert x.tenant is not None
         assert x.call is not None
         tenant, call = x.tenant, x.call
+        bytes_per_token = self._bytes_per_token.value(call.label)
         return Job(
             id=number,
             tenant=tenant.name,
             arrived=x.received_at,
             class_=x.class_,
             weight=tenant.weight,
-            prompt_tokens=self._bytes_per_token.tokens(call.label, call.prompt_bytes),
+            prompt_tokens=max(1, round(call.prompt_bytes / bytes_per_token)),
             output_tokens=self._output_tokens(x) if call.endpoint.generates else 0,
-            prefix=digests(call.prompt, self._seeds.seed(call.label, tenant.trust_group)),
-            piece_tokens=PIECE_BYTES / self._bytes_per_token.value(call.label),
+            prefix=self._prefix(call, tenant),
+            piece_tokens=PIECE_BYTES / bytes_per_token,
             streamed=call.stream,
             deadline=None if call.deadline_s is None else x.received_at + call.deadline_s,
             tried=frozenset([attempt.backend.name for attempt in x.attempts]) if x.attempts else NONE,
         )
+
+    def _prefix(self, call: Call, tenant: Tenant) -> tuple[bytes, ...]:
+        if call.prompt_bytes < PIECE_BYTES:
+            return ()
+        return digests(call.prompt, self._seeds.seed(call.label, tenant.trust_group))
 
     def _output_tokens(self, x: Exchange) -> int:
         assert x.tenant is not None

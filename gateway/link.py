@@ -55,6 +55,11 @@ class Link(asyncio.Protocol):
                 self._transport.write(view[start : start + SLICE])
         self._sent = True
 
+    def go_on(self) -> None:
+        """Whoever waits to send more looks again: there is room, or the answer has come, or the connection is gone."""
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
     def rest(self, now: float, keep_alive_hint: bytes) -> bool:
         """The reply is read to its end: whether the link may serve another one. If not, it is closed here."""
         for name, value in HINT.findall(keep_alive_hint) if keep_alive_hint else ():
@@ -107,6 +112,5 @@ class Link(asyncio.Protocol):
         self._writable = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
+        self.go_on()
         self._writable = None

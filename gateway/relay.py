@@ -111,11 +111,7 @@ class Relay:
             send(Answer(reply.status, reply.headers, held), turn, self._exchange)
         else:
             self._commit(meter.feed(held, self._clock()), reply.length)
-            try:
-                await self._pump(meter)
-            except GatewayError:
-                turn.cut()
-                raise
+            await self._pump(meter)
             turn.end()
         meter.end(self._clock())
         if not meter.complete:

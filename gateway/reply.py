@@ -126,8 +126,7 @@ class Reply:
             try:
                 body = reader.feed(data)
             except BadResponse as error:
-                self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
-                return
+                body = self._spoilt(error)
             self.active_at = now = clock()
             if body and (out := feed(body, now)):
                 write(out)
@@ -164,6 +163,11 @@ class Reply:
         elif now - self._progress_at() > limit.idle:
             self.fail(UpstreamTimeout("idle", limit.idle, self.phase))
 
+    def excuse(self, lag_s: float) -> None:
+        """The gateway was too busy to read for so long: that is not the backend's time."""
+        self.sent_at += lag_s
+        self.active_at += lag_s
+
     def _progress_at(self) -> float:
         meter = self.meter
         return self.active_at if meter is None or meter.finish is None else meter.last_data_at or self.active_at
@@ -175,9 +179,9 @@ class Reply:
         try:
             body = reader.feed(data)
         except BadResponse as error:
-            self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
-            return
+            body = self._spoilt(error)
         self.active_at = self._clock()
+        self._link.go_on()  # a backend that refuses a request need not read it to its end
         if body:
             self._pieces.append(body)
             if sum(map(len, self._pieces)) > HIGH_WATER:
@@ -198,6 +202,11 @@ class Reply:
             self.fail(Unanswered("The model backend closed the connection without an answer.", self.phase))
         else:
             self._broken(UPSTREAM_TRUNCATED, "The model backend broke off its answer.")
+
+    def _spoilt(self, error: BadResponse) -> bytes:
+        """The rest will make no sense; what came before that does."""
+        self._broken(UPSTREAM_ERROR, f"The model backend answered badly: {error}.")
+        return error.body
 
     def _broken(self, refusal: Refusal, message: str) -> None:
         self.fail(UpstreamFailed(message, self.phase, refusal=refusal))

@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from gateway.dispatch import Dispatcher
 from gateway.exchange import Exchange, Metered
 from gateway.reading import GAP_BOUNDS_S
+from policies.types import Usage
 
 UNKNOWN = "unknown"  # the label of what was refused before it was known
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -108,43 +109,48 @@ class Telemetry:
 
     def record(self, x: Exchange) -> None:
         """The one place where a request is counted and logged."""
-        key = (x.call.label if x.call else UNKNOWN, x.tenant.name if x.tenant else UNKNOWN, x.class_)
-        self._requests[(*key, x.outcome)] += 1
+        model = x.call.label if x.call is not None else UNKNOWN
+        tenant = x.tenant.name if x.tenant is not None else UNKNOWN
+        usage = x.meter.usage if x.meter is not None else None
+        self._requests[(model, tenant, x.class_, x.outcome)] += 1
+        key = (model, tenant, x.class_)
         series = self._series.get(key)
         if series is None:
             series = self._series[key] = Series()
         series.request.observe(x.ended_at - x.received_at)
         if x.queued_at:
             series.queue_wait.observe(x.queue_wait_s)
-        self._count_answer(x, key[0], key[1], series)
+        if x.meter is not None:
+            self._count_answer(x, x.meter, usage, series, model, tenant)
+        if len(x.attempts) > 1 or x.outcome != "ok":
+            self._count_attempts(x)
+        self._write_log(self._line(x, usage))
+
+    def _count_answer(
+        self, x: Exchange, meter: Metered, usage: Usage | None, series: Series, model: str, tenant: str
+    ) -> None:
+        if x.ttft_s is not None:
+            series.ttft.observe(x.ttft_s)
+            series.gaps.add(meter.gap_counts, meter.gap_sum)
+        if meter.parse_errors:
+            backend = x.attempts[-1].backend
+            self._parse_errors[(backend.pool, backend.name)] += meter.parse_errors
+        if usage is None:
+            self._tokens[(model, tenant, "output")] += meter.tokens
+            return
+        self._tokens[(model, tenant, "input")] += usage.prompt
+        self._tokens[(model, tenant, "output")] += usage.output
+        self._tokens[(model, tenant, "cached")] += usage.cached or 0
+
+    def _count_attempts(self, x: Exchange) -> None:
         for attempt in x.attempts:
             if attempt.failure:
                 self._failures[(attempt.backend.pool, attempt.backend.name, attempt.failure)] += 1
         for failed in x.attempts[:-1]:
             self._retries[(failed.backend.pool, failed.failure)] += 1
-        self._write_log(self._line(x))
 
-    def _count_answer(self, x: Exchange, model: str, tenant: str, series: Series) -> None:
-        if x.meter is None:
-            return
-        if x.ttft_s is not None:
-            series.ttft.observe(x.ttft_s)
-            series.gaps.add(x.meter.gap_counts, x.meter.gap_sum)
-        if x.meter.parse_errors:
-            backend = x.attempts[-1].backend
-            self._parse_errors[(backend.pool, backend.name)] += x.meter.parse_errors
-        usage = x.meter.usage
-        if usage is not None:
-            self._tokens[(model, tenant, "input")] += usage.prompt
-            self._tokens[(model, tenant, "output")] += usage.output
-            self._tokens[(model, tenant, "cached")] += usage.cached or 0
-        else:
-            self._tokens[(model, tenant, "output")] += x.meter.tokens
-
-    def _line(self, x: Exchange) -> bytes:
-        call, meter = x.call, x.meter
-        usage = meter.usage if meter is not None else None
-        ttft_s = x.ttft_s
+    def _line(self, x: Exchange, usage: Usage | None) -> bytes:
+        call, meter, ttft_s = x.call, x.meter, x.ttft_s
         line = RequestLine(
             round(self._wall_clock(), 3),
             "info" if x.outcome == "ok" else "warning",

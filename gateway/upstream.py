@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
+from typing import Any
 
 from gateway.backend import Backend
 from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, UpstreamTimeout
@@ -14,6 +15,27 @@ from gateway.link import SLICE, Link
 from gateway.reply import Clock, Reply
 
 SWEEP_S = 0.25
+LAG_S = 0.05  # a sweep that comes later than that tells of a busy event loop
+
+
+class Connecting:
+    """A connection on its way, and the task that waits for it."""
+
+    __slots__ = ("began_at", "expired", "limit_s", "task")
+
+    def __init__(self, task: asyncio.Task[Any] | None, limit_s: float, now: float) -> None:
+        self.task = task
+        self.limit_s = limit_s
+        self.began_at = now
+        self.expired = False
+
+    def sweep(self, now: float) -> None:
+        if now - self.began_at > self.limit_s and not self.expired and self.task is not None:
+            self.expired = True
+            self.task.cancel()
+
+    def excuse(self, lag_s: float) -> None:
+        self.began_at += lag_s
 
 
 class Upstream:
@@ -23,6 +45,7 @@ class Upstream:
         self._clock = clock
         self._idle: defaultdict[Backend, deque[Link]] = defaultdict(deque)
         self._replies: set[Reply] = set()
+        self._connecting: set[Connecting] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -64,24 +87,26 @@ class Upstream:
         """A fresh connection. Raises UpstreamFailed in phase CONNECT."""
         link = Link()
         limit_s = backend.timeouts.connect
+        connecting = Connecting(asyncio.current_task(), limit_s, self._clock())
+        self._connecting.add(connecting)
         try:
-            async with asyncio.timeout(limit_s):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: link,
-                    backend.host,
-                    backend.port,
-                    ssl=backend.tls,
-                    server_hostname=backend.host if backend.tls else None,
-                )
-        except TimeoutError:
-            link.abort()
-            raise UpstreamTimeout("connect", limit_s, Phase.CONNECT) from None
+            await asyncio.get_running_loop().create_connection(
+                lambda: link,
+                backend.host,
+                backend.port,
+                ssl=backend.tls,
+                server_hostname=backend.host if backend.tls else None,
+            )
         except OSError as error:
             link.abort()
             raise UpstreamFailed("The model backend refused the connection.", Phase.CONNECT) from error
-        except BaseException:
+        except asyncio.CancelledError:
             link.abort()
+            if connecting.expired and connecting.task is not None and connecting.task.uncancel() == 0:
+                raise UpstreamTimeout("connect", limit_s, Phase.CONNECT) from None
             raise
+        finally:
+            self._connecting.discard(connecting)
         return link
 
     def begin(self, link: Link, backend: Backend, call: Call) -> Reply:
@@ -100,16 +125,27 @@ class Upstream:
             self._idle[backend].append(link)
 
     async def _sweep(self) -> None:
+        """All clocks but none per request: one look at everything that is under way, four times a second. Time in
+        which this loop itself was too busy to look is nobody's fault but its own, and not counted."""
+        due = self._clock() + SWEEP_S
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(max(0.0, due - self._clock()))
             now = self._clock()
-            for reply in tuple(self._replies):
-                reply.sweep(now)
-            for backend, idle in tuple(self._idle.items()):
-                while idle and (idle[0].closed or now - idle[0].idle_since > idle[0].idle_limit_s):
-                    idle.popleft().abort()
-                if not idle:
-                    del self._idle[backend]
+            lag_s = now - due
+            under_way: list[Connecting | Reply] = [*self._connecting, *self._replies]
+            for waited in under_way:
+                if lag_s > LAG_S:
+                    waited.excuse(lag_s)
+                waited.sweep(now)
+            self._expire(now)
+            due = now + SWEEP_S
+
+    def _expire(self, now: float) -> None:
+        for backend, idle in tuple(self._idle.items()):
+            while idle and (idle[0].closed or now - idle[0].idle_since > idle[0].idle_limit_s):
+                idle.popleft().abort()
+            if not idle:
+                del self._idle[backend]
 
 
 class Opening:

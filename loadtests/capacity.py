@@ -36,36 +36,32 @@ def stream_request(tokens: int) -> bytes:
     return b"POST /v1/chat/completions HTTP/1.1\r\nhost: e\r\ncontent-length: %d\r\n\r\n%b" % (len(encoded), encoded)
 
 
-def speed_for(streams: int, rate: float) -> float:
-    """The speed at which a full step of so many short streams takes 1 / rate seconds."""
-    context = streams * (len(PROMPT) // 4 + 150)
-    return rate * PROFILES[ENGINE].decoding_ps(1, streams, context) / 1e12
+def speed_for(streams: int, rate: float, seconds: float) -> float:
+    """The speed at which a full step takes 1 / rate seconds, for streams as long as they are in mid-window."""
+    said = rate * (seconds / 2 + 2 * SETTLE_S)
+    return rate * PROFILES[ENGINE].decoding_ps(1, streams, int(streams * (len(PROMPT) / 4 + said))) / 1e12
 
 
-async def serve(port: int, speed: float) -> None:
-    async with Emulator(Settings(model="bench", engine=ENGINE, speed=speed)).serve(port=port):
+async def serve(port: int, streams: int, speed: float, tokens: int) -> None:
+    """An engine with room for all of them, as large as it must be."""
+    room = streams * (tokens + len(PROMPT))
+    settings = Settings(model="bench", engine=ENGINE, speed=speed, max_seqs=max(1024, streams), kv_tokens=room)
+    async with Emulator(settings).serve(port=port):
         await asyncio.Event().wait()
 
 
 async def measure(streams: int, rate: float, seconds: float, clock: Clock, cores: tuple[int, int]) -> dict[str, float]:
     """Open the streams, settle, and count for `seconds`."""
-    port, tally = free_port(), Tally(clock)
-    serving = [
-        sys.executable,
-        "-m",
-        "loadtests.capacity",
-        "--port",
-        str(port),
-        "--speed",
-        str(speed_for(streams, rate)),
-    ]
+    port, tally, tokens = free_port(), Tally(clock), int(rate * (seconds + 60))
+    speed = speed_for(streams, rate, seconds)
+    serving = [sys.executable, "-m", "loadtests.capacity", "--serve", str(port), str(streams), str(speed), str(tokens)]
     with tempfile.TemporaryDirectory() as dir_:
         log = Path(dir_) / "emulator.log"
         async with running(serving, cores[1], log, {"PYTHONPATH": str(ROOT)}) as process:
             await wait_ready(process, port, clock, log)
             rig = Rig(clock, cores, port, port, process.pid, process.pid)
             async with Crowd(port) as crowd:
-                request = stream_request(int(rate * (seconds + 60)))
+                request = stream_request(tokens)
                 await crowd.join(streams, lambda: Reader(request, tally))
                 await asyncio.sleep(SETTLE_S)
                 spent = await window(rig, tally, seconds)
@@ -86,13 +82,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--rate", type=float, default=50.0, help="tokens a second of each stream")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--speed", type=float, default=1.0, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.port:
-        uvloop.run(serve(arguments.port, arguments.speed))
-        return
     machine.allow_many_files()
+    if arguments.serve:
+        port, streams, speed, tokens = arguments.serve
+        uvloop.run(serve(int(port), int(streams), float(speed), int(tokens)))
+        return
     cores = machine.cores()
     with machine.pinned(cores[0]):
         found = uvloop.run(measure(arguments.streams, arguments.rate, arguments.seconds, time.perf_counter, cores))

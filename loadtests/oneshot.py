@@ -101,6 +101,9 @@ def similarity(a: bytes, b: bytes) -> float:
 
 
 def sized(ask: Ask, model: Model) -> Ask:
+    """The ask, if there is something in it and the model can take it."""
+    if not ask.prompts:
+        raise InvalidAsk("There is nothing to compute.", param="input")
     longest = max(map(prose.token_count, ask.prompts))
     if longest >= model.max_len:
         text = (

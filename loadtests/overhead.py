@@ -10,7 +10,9 @@ anything: the absolute times are the machine's.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -133,6 +135,14 @@ class Bench:
                 yield phases.Rig(self.clock, self.cores, site.port, port, origin.pid, proxy.pid)
 
 
+async def until_told(bench: Bench, report: Report) -> list[Row]:
+    """Run; SIGTERM ends the run in order, so that no origin and no proxy is left behind."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await bench.run(report)
+
+
 def chosen(names: str | None) -> list[peers.Arm]:
     """The arms of a comma-separated list; a name also stands for its variants (`smg` for `smg rr`, `smg cache`)."""
     known = peers.arms()
@@ -173,7 +183,7 @@ def main(argv: list[str] | None = None) -> None:
                 progress.update(task, description=step, advance=1)
                 progress.refresh()
 
-            rows = uvloop.run(bench.run(report))
+            rows = uvloop.run(until_told(bench, report))
     if arguments.json:
         print(json.dumps([row.document() for row in rows], indent=2))
     else:

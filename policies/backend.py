@@ -5,6 +5,7 @@ Tokens are whole numbers, so that counters return to exactly zero.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from math import inf
 
@@ -59,13 +60,17 @@ class Ticket:
 @dataclass(slots=True, eq=False)
 class Slot:
     """A job on a backend, from dispatch to its end. `cost` is what its tenant was charged, `matched` the tokens that
-    the index found there (before they were scaled by what such findings are worth)."""
+    the index found there (before they were scaled by what such findings are worth), `prefill_s` what its prefill was
+    expected to take, `mark` how far `ahead` its backend was when its answer began, if that is `paced`."""
 
     job: Job
     backend: Backend
     uncached: int
     matched: int
     cost: int
+    prefill_s: float = 0.0
+    paced: bool = True
+    mark: float = 0.0
     prefilling: bool = True
     streaming: bool = False
     output: int = 0
@@ -85,11 +90,12 @@ class Backend:
     """What one incarnation of a backend carries. A returned backend is a new object: late endings of the old one
     change only the old one. Counts include what other gateways have there (`peers`).
 
-    Token debt: a prefill takes token time from the streams that run beside it. While there are any, a clock counts
-    the tokens that each was due since the cycle began (one in each `rules.pace_s`) and those that each got; the
-    difference is the debt. A cycle begins with a prefill on an empty, debt-free backend, or with the first stream.
-    Tokens of k streams advance the count by 1/k each, so a stalled stream slows it only in proportion, and a sum of
-    many streams' tokens may be reported on any one of them.
+    Credit: a prefill makes the steps of an engine longer than the objective of the streams beside it; between prefills
+    steps are shorter. `ahead` counts what all of them gain and lose alike: the objective for each step less the
+    time that passed. A stream's credit is what was gained since its first token, so the poorest stream is the one that
+    began at the highest mark. Tokens of k streams make 1/k of a step each: a stalled stream slows the count only in
+    proportion, and a sum of many streams' tokens may be reported on any one of them. Without streams nothing is
+    counted.
     """
 
     def __init__(self, view: BackendView, rules: Rules) -> None:
@@ -98,56 +104,65 @@ class Backend:
         self.rules = rules
         self.running = 0
         self.in_flight = 0  # uncached tokens of the prefills under way
-        self.kv = 0
+        self.in_flight_s = 0.0  # the seconds that they were expected to take
         self.began = 0.0  # when the prefill now at work began
+        self.began_ahead: float | None = None  # and how far ahead the streams were then
         self.idle_since = 0.0  # when the last prefill ended
+        self.kv = 0
         self.streams = 0
-        self.cycle = 0.0  # when the debt's clock began
         self.steps = 0.0
+        self.unwatched_s = 0.0  # time without streams
+        self.unwatched_since: float | None = 0.0
+        self.marks: list[float] = []  # `ahead` at the first token of each answer that has an objective, sorted
+        self.need_s = inf  # the least credit that something waits for, and
+        self.open_at = inf  # the moment at which it stops waiting for it
         self.turn = 0  # number of the dispatch that came here last
         self.accuracy = Ratio(2000.0, 2000.0, keep=0.98)
         self.trust = 1.0  # its value: what a found token is worth
-        self.peers: dict[str, tuple[RemoteLoad, float]] = {}
-        self.remote_debt = 0.0
+        self.peers: dict[str, tuple[RemoteLoad, float, float]] = {}  # what each said; its head, and its mark
         self.remote_head = inf
+        self.remote_mark = -inf
 
     def __repr__(self) -> str:
         return f"{self.name} {self.running}/{self.view.concurrency}"
 
-    def debt(self, now: float) -> float:
-        """Tokens that each stream is owed; zero or less when there is nothing to wait for."""
-        if not self.streams or (not self.in_flight and now >= self.forgiven):
-            return self.remote_debt
-        return max((now - self.cycle) / self.rules.pace_s - self.steps, self.remote_debt)
+    def ahead(self, now: float) -> float:
+        """Seconds that a stream has gained on its objective since the beginning of time."""
+        unwatched = 0.0 if self.unwatched_since is None else now - self.unwatched_since
+        return self.rules.objective_s * self.steps - (now - self.unwatched_s - unwatched)
 
-    @property
-    def forgiven(self) -> float:
-        """When the break after the last prefill is over at the latest."""
-        return self.idle_since + self.rules.longest_break * (self.idle_since - self.cycle)
+    def credit(self, now: float) -> float:
+        """Seconds that the poorest answer is ahead of its objective; infinite where none can be seen."""
+        poorest = max(self.marks[-1] if self.marks and self.streams else -inf, self.remote_mark)
+        return self.ahead(now) - poorest
 
-    def left(self, now: float, rate: float) -> float:
-        """Tokens of the prefills under way that are still to be computed, at `rate` tokens per second."""
-        return max(0.0, self.in_flight - rate * self.view.speed * (now - self.began)) if self.in_flight else 0.0
+    def left(self, now: float) -> float:
+        """Seconds until the prefills under way should have ended."""
+        return max(0.0, self.in_flight_s - (now - self.began)) if self.in_flight else 0.0
 
     def start(self, slot: Slot, now: float) -> None:
         """`slot` is dispatched: it counts from this moment."""
-        self._fly(slot.uncached, now)
+        self._fly(slot.uncached, slot.prefill_s, now)
         self.running += 1
         self.kv += slot.kv
 
     def prefilled(self, slot: Slot, now: float) -> None:
-        """The prefill of `slot` has ended."""
+        """The prefill of `slot` has ended, and its answer begins."""
         if slot.prefilling:
             slot.prefilling = False
-            self._fly(-slot.uncached, now)
+            self._fly(-slot.uncached, -slot.prefill_s, now)
+            if slot.paced:
+                slot.mark = self.ahead(now)
+                insort(self.marks, slot.mark)
 
     def stream(self, slot: Slot, now: float) -> None:
         """The first token of `slot` has come."""
         if not slot.streaming:
             slot.streaming = True
             self.streams += 1
-            if self.streams == 1:
-                self.cycle, self.steps = now, 0.0
+            if self.unwatched_since is not None:
+                self.unwatched_s += now - self.unwatched_since
+                self.unwatched_since = None
 
     def advance(self, slot: Slot, tokens: int) -> None:
         """The streams here, of which `slot` is one, got `tokens` more."""
@@ -156,46 +171,51 @@ class Backend:
 
     def end(self, slot: Slot, now: float) -> None:
         """`slot` is over, however it ended."""
-        self.prefilled(slot, now)
+        if slot.prefilling:
+            slot.paced = False
+            self.prefilled(slot, now)
+        elif slot.paced:
+            del self.marks[bisect_left(self.marks, slot.mark)]
         self.running -= 1
         self.kv -= slot.kv
         if slot.streaming:
             self.streams -= 1
+            if not self.streams:
+                self.unwatched_since = now
 
     def hear(self, gateway: str, load: RemoteLoad | None, now: float) -> None:
         """What another gateway has here from now on; None: nothing, or it is silent."""
-        old, _ = self.peers.pop(gateway, (RemoteLoad(self.name), 0.0))
+        old = self.peers.pop(gateway)[0] if gateway in self.peers else RemoteLoad(self.name)
         new = load or RemoteLoad(self.name)
         if load is not None:
-            self.peers[gateway] = (load, inf if load.head is None else load.head + now / self.rules.ageing_s)
+            head = inf if load.head is None else load.head + now / self.rules.ageing_s
+            self.peers[gateway] = (load, head, self.ahead(now) - load.credit_s)
         if new.in_flight_tokens != old.in_flight_tokens:
-            self._fly(new.in_flight_tokens - old.in_flight_tokens, now)
+            self._fly(new.in_flight_tokens - old.in_flight_tokens, new.in_flight_s - old.in_flight_s, now)
         self.running += new.running - old.running
         self.kv += new.kv_tokens - old.kv_tokens
-        self.remote_debt = max((load.debt_tokens for load, _ in self.peers.values()), default=0.0)
-        self.remote_head = min((head for _, head in self.peers.values()), default=inf)
+        self.remote_head = min((head for _, head, _ in self.peers.values()), default=inf)
+        self.remote_mark = max((mark for _, _, mark in self.peers.values()), default=-inf)
 
     def own(self, now: float, head: float | None) -> RemoteLoad:
         """What this gateway alone has here, to be told to others."""
-        remote, self.remote_debt = self.remote_debt, 0.0
-        debt, self.remote_debt = self.debt(now), remote
-        others = [load for load, _ in self.peers.values()]
+        credit = self.ahead(now) - self.marks[-1] if self.streams and self.marks else inf
+        others = [load for load, _, _ in self.peers.values()]
         return RemoteLoad(
             self.name,
             self.in_flight - sum(load.in_flight_tokens for load in others),
-            debt,
+            self.in_flight_s - sum(load.in_flight_s for load in others),
+            credit,
             self.running - sum(load.running for load in others),
             self.kv - sum(load.kv_tokens for load in others),
             head,
         )
 
-    def _fly(self, tokens: int, now: float) -> None:
-        if not self.in_flight:
+    def _fly(self, tokens: int, seconds: float, now: float) -> None:
+        if not self.in_flight or tokens < 0:
             self.began = now
-            if self.debt(now) <= 0.0:
-                self.cycle, self.steps = now, 0.0
-        elif tokens < 0:
-            self.began = now
+            self.began_ahead = self.ahead(now) if self.streams else None
         self.in_flight += tokens
+        self.in_flight_s = self.in_flight_s + seconds if self.in_flight else 0.0
         if not self.in_flight:
             self.idle_since = now

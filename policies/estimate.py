@@ -36,6 +36,48 @@ class Ratio:
         return f"<Ratio {self.value:.4g} of {self.samples}>"
 
 
+class Prefills:
+    """What a prefill takes per uncached token, as a line in its mean context: each token attends to all before it.
+
+    Least squares on the whole prefill, so that the fixed cost of a step, of which short prompts bring many, does not
+    tilt the line. Pairs forget like a `Ratio`'s; the prior is a flat line, worth one prefill of `prior_tokens`.
+    """
+
+    __slots__ = ("_keep", "_sums", "flat", "samples", "slope")
+
+    def __init__(self, prior: float, prior_tokens: float, keep: float) -> None:
+        self._keep = keep
+        weight = prior_tokens * prior_tokens
+        # of weight, weight x context, weight x context^2, weight x seconds per token, that x context
+        self._sums = (weight, 0.0, 0.0, weight * prior, 0.0)
+        self.flat = prior
+        self.slope = 0.0
+        self.samples = 0
+
+    def add(self, tokens: int, context: float, seconds: float) -> None:
+        """A prefill of `tokens` at a mean context of so many tokens took `seconds`."""
+        weight, timed = float(tokens * tokens), tokens * seconds
+        new = (weight, weight * context, weight * context * context, timed, timed * context)
+        sums = tuple(self._keep * old + more for old, more in zip(self._sums, new, strict=True))
+        one, x, xx, y, xy = self._sums = (sums[0], sums[1], sums[2], sums[3], sums[4])
+        spread = one * xx - x * x
+        self.slope = max(0.0, (one * xy - x * y) / spread) if spread > 0.0 else 0.0
+        self.flat = (y - self.slope * x) / one
+        self.samples += 1
+
+    def expect(self, uncached: int, whole: int) -> float:
+        """Seconds for `uncached` tokens at the end of a prompt of `whole`."""
+        return uncached * (self.flat + self.slope * max(uncached / 2, whole - uncached / 2))
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, on the average of all tokens."""
+        return self._sums[0] / self._sums[3]
+
+    def __repr__(self) -> str:
+        return f"<Prefills {self.flat * 1e6:.1f} us + {self.slope * 1e12:.0f} ps per token of context, {self.samples}>"
+
+
 class Drain:
     """How many tokens per second leave the queue while there is one.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from policies.admission import Admission
+from policies.admission import Admission, FixedConcurrency, PrefillGate
 from policies.backend import COLD, Backend, Slot, Ticket
-from policies.estimate import Ratio
+from policies.estimate import Prefills
 from policies.prefix import PrefixIndex
 from policies.routing import Load, Price
 from policies.rules import Rules
@@ -15,20 +15,21 @@ from policies.types import BackendStatistics, BackendView, Candidate, Ending, Ga
 
 
 class Pool:
-    """The present backends, the index of their caches, and the prefill rate that they share.
+    """The present backends, the index of their caches, and what their prefills teach: how long they take, and how far
+    they put the streams beside them behind.
 
-    The rate is pooled: one replica's own rate from a score of samples is noise, and cold work would flock to
-    whoever looked fastest. An operator may declare that backends differ (`BackendView.speed`).
+    Both are pooled: one replica's own rate from a score of samples is noise, and cold work would flock to whoever
+    looked fastest. An operator may declare that backends differ (`BackendView.speed`).
     """
 
-    def __init__(self, rules: Rules, admission: Admission, piece_tokens: float) -> None:
+    def __init__(self, rules: Rules, piece_tokens: float, *, gated: bool) -> None:
         self.rules = rules
-        self.admission = admission
         self.backends: dict[str, Backend] = {}
         self.index = PrefixIndex()
-        self.rate = Ratio(rules.prefill_rate, 1.0, keep=0.99)
-        self.trust = 1.0  # the backends' mean
-        self.indebted: list[Backend] = []
+        self.times = Prefills(1.0 / rules.prefill_rate, rules.prior_tokens, keep=rules.keep)
+        self.losses = Prefills(0.0, rules.prior_tokens, keep=rules.keep)
+        self.admission: Admission = PrefillGate(rules, self.times, self.losses) if gated else FixedConcurrency()
+        self.trust = 1.0  # what a token found in the index is worth, on the backends' mean
         self._piece_tokens = piece_tokens
         self._heard: dict[str, float] = {}
 
@@ -77,24 +78,21 @@ class Pool:
         """Whether any backend could ever take the job."""
         return any(b.view.open and job.allows(name) for name, b in self.backends.items())
 
-    def spare(self, now: float) -> list[Backend]:
+    def spare(self) -> list[Backend]:
         """The open backends."""
-        found: list[Backend] = []
-        self.indebted = []
         gate = self.admission.gate
+        found = []
         for backend in self.backends.values():
-            state = gate(backend, now)
-            if state is Gate.OPEN:
+            backend.need_s = backend.open_at = inf
+            if gate(backend) is Gate.OPEN:
                 found.append(backend)
-            elif state is Gate.DEBT:
-                self.indebted.append(backend)
         return found
 
     def load(self, now: float) -> Load:
         """What prices are made of."""
         backends = self.backends
         running = sum(b.running for b in backends.values()) + 1
-        return Load(now, self.rate.value, running / max(1, len(backends)), self.rules)
+        return Load(now, self.times, running / max(1, len(backends)), self.rules)
 
     def assess(self, ticket: Ticket) -> None:
         """Look up what the backends hold of the ticket's prompt, unless nothing changed since."""
@@ -126,48 +124,40 @@ class Pool:
     def candidates(self, ticket: Ticket, price: Price, load: Load) -> tuple[Candidate, ...]:
         """Every backend that the job may use, as it looks to the ticket now."""
         allowed = [backend for backend in self.backends.values() if ticket.job.allows(backend.name)]
-        gates = {backend.name: self.admission.gate(backend, load.now) for backend in allowed}
-        fits = self.admission.fitting(ticket, [b for b in allowed if gates[b.name] is Gate.OPEN])
-        return tuple(
-            Candidate(
-                b.name,
-                gates[b.name],
-                ticket.matched(b.name),
-                ticket.uncached(b.name),
-                round(b.left(load.now, load.rate)),
-                b.running,
-                max(0.0, b.debt(load.now)),
-                price(ticket, b, load) if b in fits else None,
+        gates = {backend.name: self.admission.gate(backend) for backend in allowed}
+        fits = self.admission.fitting(ticket, [b for b in allowed if gates[b.name] is Gate.OPEN], load.now)
+        found = []
+        for b in allowed:
+            gate = gates[b.name]
+            if gate is Gate.OPEN and b not in fits:
+                gate = Gate.PREFILL if b.in_flight else Gate.DEBT
+            cost = price(ticket, b, load) if b in fits else None
+            cached, uncached = ticket.matched(b.name), ticket.uncached(b.name)
+            found.append(
+                Candidate(b.name, gate, cached, uncached, b.left(load.now), b.running, b.credit(load.now), cost)
             )
-            for b in allowed
-        )
+        return tuple(found)
 
     def statistics(self, now: float) -> dict[str, BackendStatistics]:
         """Every backend's counters."""
+        gate = self.admission.gate
         return {
-            name: BackendStatistics(
-                self.admission.gate(b, now), b.running, b.in_flight, max(0.0, b.debt(now)), b.kv, b.accuracy.value
-            )
+            name: BackendStatistics(gate(b), b.running, b.in_flight, b.credit(now), b.kv, b.accuracy.value)
             for name, b in self.backends.items()
         }
 
-    @property
-    def known_rate(self) -> float:
-        """The prefill rate once it was learned, infinity before: nobody is refused on a guess."""
-        return self.rate.value if self.rate.samples >= self.rules.rate_samples else inf
-
-    def paid(self, backend: Backend, now: float) -> bool:
-        """Whether a backend that was last seen in debt is not any more; True once."""
-        if backend in self.indebted and backend.debt(now) <= 0.0:
-            self.indebted.remove(backend)
-            return True
-        return False
+    def known_time(self, uncached: int, whole: int) -> float:
+        """What a prefill should take once that was learned, and nothing before: nobody is refused on a guess."""
+        return self.times.expect(uncached, whole) if self.times.samples >= self.rules.samples else 0.0
 
     def timed(self, slot: Slot, now: float) -> None:
         """The prefill of `slot` was seen to end now: learn from how long it took."""
         backend = slot.backend
+        context = slot.job.prompt_tokens - slot.uncached / 2
         if (seconds := now - backend.began) > 0.0:
-            self.rate.add(slot.uncached, seconds * backend.view.speed)
+            self.times.add(slot.uncached, context, seconds * backend.view.speed)
+        if backend.began_ahead is not None and backend.streams:
+            self.losses.add(slot.uncached, context, backend.began_ahead - backend.ahead(now))
 
     def learn(self, slot: Slot, ending: Ending, usage: Usage | None) -> None:
         """`slot` has ended: compare what its backend had cached with what was expected."""

@@ -8,16 +8,17 @@ from random import Random
 from typing import NamedTuple
 
 from policies.backend import Backend, Ticket
+from policies.estimate import Prefills
 from policies.prefix import favourite
 from policies.rules import Rules
 
 
 class Load(NamedTuple):
-    """What a price may know beside the ticket and the backend. `rate` is the pool's prefill rate, `mean_running`
-    what each backend would run on average if one more came."""
+    """What a price may know beside the ticket and the backend: the time, what prefills take, and what each backend
+    would run on average if one more came."""
 
     now: float
-    rate: float
+    times: Prefills
     mean_running: float
     rules: Rules
 
@@ -50,10 +51,10 @@ def prefix_affinity(ticket: Ticket, backend: Backend, load: Load) -> float:
 
 
 def marginal_delay(ticket: Ticket, backend: Backend, load: Load) -> float:
-    """What is left of the prefills there, plus this one's tokens, which delay every request that runs beside it."""
-    rules = load.rules
-    crowd = 1.0 + rules.crowding * backend.running
-    return (backend.left(load.now, load.rate) + ticket.uncached(backend.name) * crowd) / backend.view.speed
+    """Seconds of the prefills that are left there, plus this one's, which delay every request that runs beside it."""
+    crowd = 1.0 + load.rules.crowding * backend.running
+    time = load.times.expect(ticket.uncached(backend.name), ticket.job.prompt_tokens)
+    return backend.left(load.now) + time * crowd / backend.view.speed
 
 
 PRICES: Mapping[str, Price] = {
@@ -77,12 +78,15 @@ def pick(considered: list[tuple[float, str]], key: bytes | None, rng: Random) ->
 
 def warmer(ticket: Ticket, chosen: Backend, shut: Iterable[Backend], load: Load) -> Backend | None:
     """The shut backend that would have computed the prompt before `chosen` would, if it saves enough to wait for."""
-    rules = load.rules
+    rules, whole = load.rules, ticket.job.prompt_tokens
     cost = ticket.uncached(chosen.name)
     enough = cost - max(rules.save_tokens, rules.save_share * cost)
-    best, soonest = None, cost / chosen.view.speed
+    best, soonest = None, load.times.expect(cost, whole) / chosen.view.speed
     for backend in shut:
         warm = ticket.uncached(backend.name)
-        if warm <= enough and (time := (backend.left(load.now, load.rate) + warm) / backend.view.speed) < soonest:
+        if (
+            warm <= enough
+            and (time := backend.left(load.now) + load.times.expect(warm, whole) / backend.view.speed) < soonest
+        ):
             best, soonest = backend, time
     return best

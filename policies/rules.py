@@ -7,7 +7,6 @@ traces before 8 engines, around and past saturation; `python -m loadtests.simula
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +21,12 @@ class Rules:
     # sixteen on long ones. Not to be scaled with the engine's chunk (8,192 at chunk 8,192: no gain).
     budget_tokens: int = 4096
 
-    # Share of the objective at which a stream's debt is counted, so that what cannot be foreseen still fits in.
-    # .5 .. .9: within 0.7 points, at .6 the same for chunks of 2,048 and 8,192. 0 turns the rule off (-7 points).
-    debt_share: float = 0.6
-
-    # A break lasts at most this many times the prefills that it pays for. An engine that decodes slower than the
-    # objective even undisturbed never pays: without a bound it would serve one prefill at a time for ever.
+    # Whether a prefill waits until each stream beside it can afford what it will lose.
+    protect_streams: bool = True
+    # What it is expected to lose is multiplied by this.
+    loss_margin: float = 1.2
+    # It waits at most this many times its own length. An engine that decodes slower than the objective even
+    # undisturbed never saves anything: without a bound it would serve one stream at a time for ever.
     longest_break: float = 1.0
 
     # Share of a backend's KV memory that is planned for. Expected outputs are means and engines preempt near 1.
@@ -78,15 +77,10 @@ class Rules:
     # What a peer said is forgotten after so long without a word from it.
     peer_silence_s: float = 3.0
 
-    # A prefill rate to begin with, in tokens per second, believed like one prefill of as many tokens. Nothing is
-    # refused for its deadline until `rate_samples` prefills were timed.
+    # A prefill rate to begin with, in tokens per second, believed like a prefill of `prior_tokens`. Nothing is refused
+    # for its deadline until `samples` prefills were timed.
     prefill_rate: float = 10_000.0
-    rate_samples: int = 8
-
-    # How soon the caller should come back where only the passing of time can open a backend.
-    tick_s: float = 0.02
-
-    @property
-    def pace_s(self) -> float:
-        """Seconds in which each stream is due one token; infinite where the debt rule is off."""
-        return self.debt_share * self.objective_s or inf
+    prior_tokens: float = 5000.0
+    samples: int = 8
+    # Weight of the prefill before: a memory of a hundred.
+    keep: float = 0.99

@@ -12,7 +12,6 @@ from itertools import count
 from math import inf
 from random import Random
 
-from policies.admission import FixedConcurrency, PrefillGate
 from policies.backend import Backend, Slot, Ticket
 from policies.estimate import Drain
 from policies.pool import Pool
@@ -65,8 +64,8 @@ class Scheduler:
         self._rng = rng
         self._price = PRICES[routing]
         self._gated = routing == "price"
-        self._admission = PrefillGate(rules) if self._gated else FixedConcurrency()
-        self._pool = Pool(rules, self._admission, piece_tokens)
+        self._pool = Pool(rules, piece_tokens, gated=self._gated)
+        self._admission = self._pool.admission
         key = aged_shortest(rules.ageing_s) if self._gated else by_arrival
         quantum = (rules.quantum_tokens, rules.quantum_requests) if shares else (inf, inf)
         self._room = WaitingRoom(rules, classes, lambda: FairShare(key, *quantum))
@@ -74,7 +73,6 @@ class Scheduler:
         self._ends: list[tuple[float, int, Slot]] = []
         self._lost: list[Ticket] = []
         self._drain = Drain()
-        self._looked = 0.0  # when `due` was last asked
         self._serial = count(1)
 
     def __repr__(self) -> str:
@@ -109,15 +107,19 @@ class Scheduler:
     def tokens(self, job_id: int, n: int, now: float) -> bool:
         """A stream got `n` more tokens after its first; n may also be the sum of several streams on its backend.
 
-        Returns True when `due` should be called: the backend has paid its debt.
+        Returns True when `due` should be called: the streams there can afford now what something waits for.
         """
         slot = self._slots.get(job_id)
         if slot is None:
             return False
         if not slot.streaming:
             self.first_token(job_id, now)
-        slot.backend.advance(slot, n)
-        return self._pool.paid(slot.backend, now)
+        backend = slot.backend
+        backend.advance(slot, n)
+        if backend.need_s == inf or backend.credit(now) < backend.need_s:
+            return False
+        backend.need_s = inf
+        return True
 
     def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
         """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless."""
@@ -153,7 +155,6 @@ class Scheduler:
 
     def due(self, now: float) -> list[Dispatch | Drop]:
         """Everything that should happen now, in order."""
-        self._looked = now
         self._pool.forget_silent(now)
         while self._ends and self._ends[0][0] <= now:
             slot = heappop(self._ends)[2]
@@ -175,8 +176,7 @@ class Scheduler:
             heappop(self._ends)
         soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
         if self._room:
-            ahead = [b.forgiven for b in self._pool.indebted if b.forgiven > self._looked]  # not a peer's debt
-            soonest = min([soonest, *ahead])
+            soonest = min(soonest, *(backend.open_at for backend in self._pool.backends.values()))
         return None if soonest == inf else soonest
 
     # What can be asked.
@@ -184,12 +184,12 @@ class Scheduler:
     def retry_after(self, now: float) -> float:
         """Seconds until what waits now will have been served, from 1 to 60: when a new try is worth it."""
         queued = sum(tier.queue.tokens for tier in self._room.tiers.values())
-        return min(60.0, max(1.0, queued / self._drain.rate(now, self._pool.rate.value)))
+        return min(60.0, max(1.0, queued / self._drain.rate(now, self._pool.times.rate)))
 
     def place(self, job: Job, now: float) -> Place:
         """Where the job stands among those of its class, waiting or not; O(waiting)."""
         ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job))
-        return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.rate.value))
+        return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.times.rate))
 
     def explain(self, job: Job, now: float) -> Explanation:
         """What would happen to the job if it were submitted now. Nothing is changed."""
@@ -220,8 +220,8 @@ class Scheduler:
             queued={name: tier.queue.requests for name, tier in tiers.items()},
             queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
             backends=self._pool.statistics(now),
-            prefill_rate=self._pool.rate.value,
-            drain_rate=self._drain.rate(now, self._pool.rate.value),
+            prefill_rate=self._pool.times.rate,
+            drain_rate=self._drain.rate(now, self._pool.times.rate),
             index_pieces=len(self._pool.index),
         )
 
@@ -238,7 +238,7 @@ class Scheduler:
         if not self._room:
             return
         load = self._pool.load(now)
-        spare = self._pool.spare(now)
+        spare = self._pool.spare()
         held: list[Ticket] = []
         while spare and (found := self._room.first(spare, self._pool.backends.values(), self._admission)) is not None:
             tier, ticket, usable = found
@@ -246,12 +246,12 @@ class Scheduler:
             if now > self._latest(ticket):
                 out.append(self._drop(ticket, self._too_late(ticket, now), now))
                 continue
-            fits = self._admission.fitting(ticket, usable)
+            fits = self._admission.fitting(ticket, usable, now)
             if not fits:
                 self._hold(ticket, Wait.ROOM, held)
                 if self.rules.reserve:
                     drained = [backend for backend in usable if ticket.job.allows(backend.name)]
-                    spare.remove(min(drained, key=lambda backend: backend.in_flight))
+                    spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
                 continue
             considered = [(self._price(ticket, backend, load), backend.name) for backend in fits]
             chosen = self._pool.backends[pick(considered, ticket.novel, self._rng)]
@@ -262,7 +262,7 @@ class Scheduler:
                 continue
             out.append(self._dispatch(ticket, chosen, considered, now))
             load = self._pool.load(now)
-            if self._admission.gate(chosen, now) is not Gate.OPEN:
+            if self._admission.gate(chosen) is not Gate.OPEN:
                 spare.remove(chosen)
         for ticket in held:
             self._room.tier(ticket).queue.show(ticket)
@@ -270,12 +270,11 @@ class Scheduler:
     def _dispatch(self, ticket: Ticket, backend: Backend, considered: list[tuple[float, str]], now: float) -> Dispatch:
         job, uncached = ticket.job, ticket.uncached(backend.name)
         cost = uncached + self.rules.output_weight * job.output_tokens
-        slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost)
+        took = self._pool.times.expect(uncached, job.prompt_tokens) / backend.view.speed
+        paced = self._room.tier(ticket).policy.paced and job.output_tokens > 0
+        slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost, took, paced)
         if not job.streamed and not slot.one_shot:
-            end = now + (backend.left(now, self._pool.rate.value) + uncached) / (
-                self._pool.rate.value * backend.view.speed
-            )
-            heappush(self._ends, (end, next(self._serial), slot))
+            heappush(self._ends, (now + backend.left(now) + took, next(self._serial), slot))
         self._room.charge(ticket, cost)
         self._room.remove(ticket)
         self._slots[job.id] = slot
@@ -310,14 +309,15 @@ class Scheduler:
         ):
             return None
         lanes = [self._pool.backends[name] for name in ticket.lanes]
-        waitable = (Gate.OPEN, Gate.PREFILL, Gate.DEBT)
-        shut = [b for b in lanes if b not in fits and self._admission.gate(b, load.now) in waitable]
+        waitable = (Gate.OPEN, Gate.PREFILL)
+        shut = [b for b in lanes if b not in fits and self._admission.gate(b) in waitable]
         return warmer(ticket, chosen, shut, load)
 
     def _patience(self, ticket: Ticket, chosen: Backend) -> float:
         """Until when the ticket may wait for a warm backend instead of going to `chosen`."""
-        latest = self._room.latest(ticket.job, ticket.uncached(chosen.name), self._pool.known_rate)
-        return latest - self.rules.patience * (latest - ticket.job.arrived)
+        job = ticket.job
+        latest = self._room.latest(job, self._pool.known_time(ticket.uncached(chosen.name), job.prompt_tokens))
+        return latest - self.rules.patience * (latest - job.arrived)
 
     def _peer_first(self, tier: Tier, ticket: Ticket, chosen: Backend) -> bool:
         """Whether another gateway's head goes before a large prefill of ours there."""
@@ -335,7 +335,7 @@ class Scheduler:
         return ticket
 
     def _latest(self, ticket: Ticket) -> float:
-        return self._room.latest(ticket.job, ticket.least, self._pool.known_rate)
+        return self._room.latest(ticket.job, self._pool.known_time(ticket.least, ticket.job.prompt_tokens))
 
     def _too_late(self, ticket: Ticket, now: float) -> Reason:
         longest = self._room.tier(ticket).policy.max_wait_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 
 class Reason(StrEnum):
@@ -29,7 +30,7 @@ class Gate(StrEnum):
 
     OPEN = "open"
     PREFILL = "prefill"  # enough uncached tokens are in flight
-    DEBT = "debt"  # its streams are owed tokens after a prefill
+    DEBT = "debt"  # a prefill would put its streams behind their objective
     KV = "kv"  # its KV memory is spoken for
     FULL = "full"  # as many requests as it may run
     CLOSED = "closed"  # ejected, draining or gone
@@ -106,7 +107,8 @@ class ClassPolicy:
     A class with a `ceiling` below 1 starts work only on a backend without a prefill, while less than that share
     of the backends prefill and less than `kv_ceiling` of the backend's KV memory is taken. `floor` is the share
     of the dispatched tokens that it gets while it has work even if the classes above could use them all: without
-    it a saturating class above starves it for ever. `tenant_share` bounds what one tenant may queue.
+    it a saturating class above starves it for ever. `tenant_share` bounds what one tenant may queue. Streams of a
+    class that is not `paced` have no objective for their time per token.
     """
 
     name: str
@@ -114,6 +116,7 @@ class ClassPolicy:
     max_queued_tokens: int = 4_000_000
     tenant_share: float = 0.5
     max_wait_s: float = 10.0
+    paced: bool = True
     ceiling: float = 1.0
     kv_ceiling: float = 1.0
     floor: float = 0.0
@@ -122,7 +125,7 @@ class ClassPolicy:
 # Half of the backends and 60 % of the KV cost interactive work under one point of goodput and leave batch
 # nine tenths of what is left over (simulated; 25 % costs batch a third more and gains half a point).
 INTERACTIVE = ClassPolicy("interactive")
-BATCH = ClassPolicy("batch", 4096, 64_000_000, max_wait_s=900.0, ceiling=0.5, kv_ceiling=0.6, floor=0.05)
+BATCH = ClassPolicy("batch", 4096, 64_000_000, max_wait_s=900.0, paced=False, ceiling=0.5, kv_ceiling=0.6, floor=0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +161,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One backend in the eyes of one job. Tokens; `price` in tokens of prefill, None where it may not go."""
+    """One backend in the eyes of one job: what it would have to compute there, the prefills that are `left_s` before
+    it, how far the poorest stream is ahead of its objective; `price` is None where it cannot go now."""
 
     backend: str
     gate: Gate
     cached_tokens: int
     uncached_tokens: int
-    left_tokens: int
+    left_s: float
     running: int
-    debt_tokens: float
+    credit_s: float
     price: float | None
 
 
@@ -191,7 +195,8 @@ class RemoteLoad:
 
     backend: str
     in_flight_tokens: int = 0
-    debt_tokens: float = 0.0
+    in_flight_s: float = 0.0
+    credit_s: float = inf
     running: int = 0
     kv_tokens: int = 0
     head: float | None = None
@@ -204,7 +209,7 @@ class BackendStatistics:
     gate: Gate
     running: int
     in_flight_tokens: int
-    debt_tokens: float
+    credit_s: float
     kv_tokens: int
     hit_accuracy: float
 

@@ -41,7 +41,7 @@ class Tier:
 
 
 class WaitingRoom:
-    """All tickets of a pool. `latest` tells until when a ticket may wait, given the tokens that it needs."""
+    """All tickets of a pool."""
 
     def __init__(self, rules: Rules, classes: Sequence[ClassPolicy], queue: Callable[[], FairShare]) -> None:
         self.rules = rules
@@ -57,12 +57,12 @@ class WaitingRoom:
         """The class that the ticket waits in."""
         return self.tiers[ticket.job.class_]
 
-    def latest(self, job: Job, tokens: int, rate: float) -> float:
-        """Until when the job may wait: its class's patience, or its deadline less `tokens` of prefill at `rate`."""
+    def latest(self, job: Job, prefill_s: float) -> float:
+        """Until when the job may wait: its class's patience, or its deadline less what its prefill takes."""
         longest = job.arrived + self.tiers[job.class_].policy.max_wait_s
         if job.deadline is None or not self.rules.refuse:
             return longest
-        return min(longest, job.deadline - tokens / rate)
+        return min(longest, job.deadline - prefill_s)
 
     def add(self, ticket: Ticket) -> None:
         """The ticket begins to wait."""

@@ -85,7 +85,7 @@ class Fake:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if self.narrow:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         sock.bind((self.host, self.port))
         limit = 2**15 if self.narrow else 2**26
         self._server = await asyncio.start_server(self._accept, sock=sock, backlog=4096, limit=limit)

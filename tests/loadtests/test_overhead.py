@@ -179,6 +179,19 @@ def test_the_quick_form_prints_json_alone() -> None:
     assert rows[1]["skipped"] is not None or rows[1]["json"]["us_per_request"] > 0
 
 
+def test_a_run_that_is_terminated_leaves_nothing_running() -> None:
+    """SIGTERM in the middle: the origin that it started ends with it."""
+    command = [sys.executable, "-m", "loadtests.overhead", "--quick", "--json", "--arms", "nginx"]
+    run = subprocess.Popen(command, cwd=peers.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 30
+    while len(pids := machine.tree(run.pid)) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    run.terminate()
+    assert run.wait(20) != 0
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 def test_an_arm_is_chosen_by_its_name_or_that_of_its_family() -> None:
     """`smg` stands for both of its policies."""
     assert [arm.name for arm in overhead.chosen("nginx,smg")] == ["nginx", "smg rr", "smg cache"]

@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import h11
@@ -77,6 +78,12 @@ class Wire(asyncio.Transport):
         parser.receive_data(bytes(self.sent))
         if self.closed:
             parser.receive_data(b"")
+        with suppress(h11.RemoteProtocolError):  # the gateway broke it off
+            self._note(parser, response)
+        return response
+
+    @staticmethod
+    def _note(parser: h11.Connection, response: Response) -> None:
         while (event := parser.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
             if isinstance(event, h11.Response):
                 response.status = event.status_code
@@ -87,7 +94,6 @@ class Wire(asyncio.Transport):
                 response.complete = True
             elif isinstance(event, h11.ConnectionClosed):
                 break
-        return response
 
     # -- asyncio.Transport --------------------------------------------------------------------------------------
 
@@ -178,6 +184,7 @@ class House:
     """`async with House(config, fakes) as house`: a gateway, and a way in. `around` may drive a request's coroutine."""
 
     def __init__(self, config: dict[str, Any], fakes: Sequence[Fake]) -> None:
+        self.turns = 0  # requests that were begun
         self.lines: list[dict[str, Any]] = []
         self.faults: list[str] = []
         self.fakes = fakes
@@ -212,6 +219,7 @@ class House:
         logging.getLogger().removeHandler(self._log)
 
     async def _infer(self, turn: Turn) -> None:
+        self.turns += 1
         request = self.gateway.infer(turn)
         around, self.around = self.around, None
         await (around(request) if around else request)
