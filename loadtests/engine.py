@@ -52,7 +52,9 @@ class Step:
 class Engine:
     """One replica. `chunk` and `kv_tokens` in tokens (whole blocks of KV memory are used)."""
 
-    def __init__(self, profile: Profile, *, chunk: int = 2048, kv_tokens: int = 0, max_seqs: int = 256) -> None:
+    def __init__(
+        self, profile: Profile, *, chunk: int = 2048, kv_tokens: int | None = None, max_seqs: int = 256
+    ) -> None:
         if chunk <= max_seqs:
             raise ValueError(f"chunk {chunk} must exceed max_seqs {max_seqs}: a full batch would leave no prefill")
         self.profile, self.chunk, self.max_seqs = profile, chunk, max_seqs
@@ -98,10 +100,6 @@ class Engine:
         """Leading tokens of the prompt that are in the cache now; also for a sequence that was not submitted."""
         limit = (sequence.prompt_tokens - 1) // BLOCK_TOKENS
         return sequence.blocks(self.pool).lookup(limit)[0] * BLOCK_TOKENS
-
-    def progress(self) -> int:
-        """Uncached tokens of the prompt under way that are computed, or will be when the last step ends."""
-        return self._partial.computed - self._partial.cached_tokens if self._partial else 0
 
     def emitted(self, sequence: Sequence) -> int:
         """Tokens that came out of it up to the last step."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Digests
 
 from loadtests.engine import Engine, Sequence, Step
+from loadtests.profiles import S
 from loadtests.scenario import Scenario
 
 
@@ -16,14 +17,33 @@ class Replica:
         self.name = name
         self.engine = engine
         self.running = 0  # requests dispatched here that have not ended
-        self.prefilling: dict[object, int] = {}  # uncached tokens by request, of those without a first token
-        self.uncached_tokens = 0  # their sum
+        self.prefilling: dict[object, tuple[int, int]] = {}  # of those without a first token: see `dispatched`
+        self.queued_tokens = 0  # their uncached tokens in all
+        self.queued_ps = 0  # and the time that computing those takes
         self.version = 0  # of the plan to wake it
         self._steps: deque[Step] = deque()
         self._ended = 0  # steps that are over and forgotten
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} {self.engine!r}>"
+
+    def dispatched(self, sequence: Sequence) -> None:
+        """`sequence` goes there now; the engine is `advance`d to the moment."""
+        uncached = sequence.prompt_tokens - self.engine.match(sequence)
+        time_ps = self.engine.profile.prefill_ps(
+            sequence.prompt_tokens, self.engine.chunk, sequence.prompt_tokens - uncached
+        )
+        self.engine.submit(sequence)
+        self.running += 1
+        self.prefilling[sequence.id] = uncached, time_ps
+        self.queued_tokens += uncached
+        self.queued_ps += time_ps
+
+    def prefilled(self, sequence: Sequence) -> None:
+        """Its first token is out."""
+        uncached, time_ps = self.prefilling.pop(sequence.id)
+        self.queued_tokens -= uncached
+        self.queued_ps -= time_ps
 
     def advance(self, until_ps: int) -> list[Step]:
         """Start all steps before that moment."""
@@ -88,8 +108,13 @@ class Fleet:
         return [sequence.prompt_tokens - replica.engine.match(sequence) for replica in self.replicas]
 
     def queued(self) -> list[int]:
-        """Uncached tokens on each replica that are still to be computed."""
-        return [replica.uncached_tokens - replica.engine.progress() for replica in self.replicas]
+        """Uncached tokens of the requests on each replica that have no first token yet: what a router that sees all
+        requests counts for itself, exactly."""
+        return [replica.queued_tokens for replica in self.replicas]
+
+    def queued_s(self) -> list[float]:
+        """The time that computing those would take alone."""
+        return [replica.queued_ps / S for replica in self.replicas]
 
     def requests(self) -> list[int]:
         """Requests on each replica, waiting or running."""

@@ -19,7 +19,7 @@ from policies.types import BATCH, INTERACTIVE, BackendView, ClassPolicy
 # The scheduler's rules that can be switched off, and how.
 ABLATIONS: Mapping[str, Callable[[Rules], Rules]] = {
     "gate": lambda rules: replace(rules, budget_tokens=1 << 40),
-    "debt": lambda rules: replace(rules, debt_share=0.0),
+    "streams": lambda rules: replace(rules, protect_streams=False),
     "kv": lambda rules: replace(rules, kv_share=1e9),
     "crowding": lambda rules: replace(rules, crowding=0.0),
     "wait": lambda rules: replace(rules, wait_for_warm=False),

@@ -165,16 +165,14 @@ def product(fleet: Fleet, rng: Random) -> Choose:
 
 def min_ttft(fleet: Fleet, rng: Random, *, reject: bool) -> Choose:
     """Mooncake's Conductor (FAST 2025, Algorithm 1) for one kind of replica and no cache transfer: least predicted
-    TTFT = T_queue + T_prefill; early rejection when that exceeds the objective."""
-    rate = peak_rate(fleet)
+    TTFT = T_queue + T_prefill, the queue being the sum of its prefills; early rejection of what would be late."""
     profile, chunk = fleet.scenario.engine, fleet.scenario.chunk
 
     def choose(job: Job, now: float) -> int | None:
-        uncached = fleet.uncached(job.id)
         whole = job.prompt_tokens
         costs = [
-            q / rate + profile.prefill_ps(whole, chunk, whole - u) / S
-            for q, u in zip(fleet.queued(), uncached, strict=True)
+            queued_s + profile.prefill_ps(whole, chunk, whole - u) / S
+            for queued_s, u in zip(fleet.queued_s(), fleet.uncached(job.id), strict=True)
         ]
         best = least(costs, rng)
         late = reject and job.deadline is not None and now + costs[best] > job.deadline

@@ -170,7 +170,7 @@ def write(experiments: Sequence[Experiment], store: Store, folder: Path) -> None
     """All tables into evaluation.md and evaluation.csv, all curves beside them."""
     folder.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, object]] = []
-    parts = ["# Evaluation", "", "Simulated; `make eval` repeats it. See docs for the model and the protocol.", ""]
+    parts = ["# Evaluation", "", "Simulated; `make eval` repeats it. docs/evaluation.md has the model.", ""]
     for experiment in experiments:
         own = list(rows(experiment, store))
         records += own

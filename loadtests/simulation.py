@@ -183,12 +183,8 @@ class Simulation:
         self._advance(replica, now_ps)
         sequence = self.fleet.sequences[call.id]
         call.dispatched_ps, call.backend = now_ps, replica.name
-        uncached = call.request.prompt_tokens - replica.engine.match(sequence)
         self.fleet.homes[call.id] = replica
-        replica.engine.submit(sequence)
-        replica.running += 1
-        replica.prefilling[call.id] = uncached
-        replica.uncached_tokens += uncached
+        replica.dispatched(sequence)
         self._plan(replica)
 
     # Engines step.
@@ -217,7 +213,7 @@ class Simulation:
         replica, step = argument
         for sequence in step.first:
             self.calls[sequence.id].first_ps = now_ps
-            replica.uncached_tokens -= replica.prefilling.pop(sequence.id)
+            replica.prefilled(sequence)
         for sequence in step.finished:
             call = self.calls[sequence.id]
             call.last_ps = now_ps

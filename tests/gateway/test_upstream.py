@@ -17,9 +17,11 @@ from gateway.backend import Backend, Timeouts
 from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, UpstreamTimeout
 from gateway.exchange import Attempt, Call, Dialect, Endpoint
 from gateway.upstream import Upstream
+from policies.types import Dispatch, Job
 from tests.faults.fakes import Fake, FakeConnection
 from tests.path.house import AtAwait
 
+DECISION = Dispatch(Job(1, "t", 0.0), "b")
 pytestmark = pytest.mark.anyio
 
 CLOCKS = Timeouts(connect=2.0, headers=5.0, first_token=5.0, idle=5.0, total=20.0)
@@ -41,7 +43,7 @@ class Way:
 
     async def ask(self, *body: bytes | memoryview) -> tuple[int, bytes]:
         """Status and body of one whole answer. Raises UpstreamFailed."""
-        attempt = Attempt(self.backend, 0.0, on_first_token=lambda now: None)
+        attempt = Attempt(self.backend, DECISION, 0.0, on_first_token=lambda now: None)
         async with asyncio.timeout(10.0), self.upstream.open(attempt, call(*body)) as reply:
             data = b""
             while piece := await reply.read():
@@ -362,7 +364,7 @@ async def test_leaving_in_mid_answer_closes_the_connection() -> None:
         await connection.wait_closed()
 
     async with way(fake := Fake(script)) as here:
-        attempt = Attempt(here.backend, 0.0, on_first_token=lambda now: None)
+        attempt = Attempt(here.backend, DECISION, 0.0, on_first_token=lambda now: None)
         async with here.upstream.open(attempt, call()) as reply:
             assert await reply.read() == b"one"
         await until(lambda: fake.closed)

@@ -33,14 +33,10 @@ class World:
         sequence, target = self.sequence(name, tokens, output), self.fleet.replicas[replica]
         self.fleet.sequences[self._ids] = sequence
         self.fleet.homes[self._ids] = target
-        uncached = tokens - target.engine.match(sequence)
-        target.engine.submit(sequence)
-        target.running += 1
-        target.prefilling[self._ids] = uncached
-        target.uncached_tokens += uncached
+        target.dispatched(sequence)
         for step in target.advance(target.engine.clock_ps + int(run_s * S)):
             for first in step.first:
-                target.uncached_tokens -= target.prefilling.pop(first.id)
+                target.prefilled(first)
         return self._ids
 
     def ask(self, name: str = "new", tokens: int = 1000, *, tenant: str = "t", limit_s: float = 9.0) -> Job:
@@ -151,12 +147,12 @@ def test_product_multiplies_tokens_with_the_batch() -> None:
 
 
 def test_min_ttft_rejects_what_would_be_late() -> None:
-    """100k queued tokens everywhere are 5 s: a deadline of 4 s cannot be met, one of 9 s can."""
+    """100k queued tokens everywhere are 16 s: a deadline of 15 s cannot be met, one of 17 s can."""
     world = World(2, "min-ttft-reject")
     for replica in (0, 1):
         world.put(replica, "x", 100_000)
-    assert world.sent(limit_s=4.0) == "deadline_unreachable"
-    assert world.sent(limit_s=9.0) in ("r0", "r1")
+    assert world.sent(limit_s=15.0) == "deadline_unreachable"
+    assert world.sent(limit_s=17.0) in ("r0", "r1")
 
 
 def test_block_cost_adds_held_memory() -> None:
@@ -176,7 +172,7 @@ def test_dynamo_queue_holds_while_all_are_above_the_threshold() -> None:
     world.ask()
     assert world.router.due(0.0) == []
     world.fleet.replicas[1].advance(3 * S)
-    world.fleet.replicas[1].uncached_tokens = 0
+    world.fleet.replicas[1].queued_tokens = 0
     (decision,) = world.router.due(0.0)
     assert isinstance(decision, Dispatch)
     assert decision.backend == "r1"
