@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 
 DELAY_S = 0.05
@@ -41,3 +42,12 @@ class LogWriter:
             return
         if written < len(data):
             self._pending.append(data[written:])
+
+
+def as_text(line: bytes) -> bytes:
+    """A JSON line for people who read along: `warning client_disconnect 499 /v1/responses tenant=acme ttft_ms=10.5`.
+    What is empty is left out."""
+    fields = json.loads(line)
+    first = [str(fields.pop(name)) for name in ("level", "outcome", "status", "path")]
+    rest = [f"{name}={value}" for name, value in fields.items() if value not in ("", None)]
+    return " ".join([*first, *rest]).encode() + b"\n"

@@ -19,7 +19,7 @@ from gateway.app import Gateway, api
 from gateway.config import Config
 from gateway.connection import Connection, HeadLimits
 from gateway.exchange import Endpoint
-from gateway.logs import LogWriter
+from gateway.logs import LogWriter, as_text
 from gateway.wire import ENDPOINTS
 
 BACKLOG = 4096
@@ -54,8 +54,9 @@ async def serve(settings: Config, *, ready: Callable[[str, str], None] = lambda 
     server = settings.server
     listeners = [listen(server.listen.host, server.listen.port), listen(server.admin.host, server.admin.port)]
     log = LogWriter(sys.stderr.fileno())
-    write = log.write if settings.telemetry.log != "off" else _discard
-    async with Gateway(settings, write) as gateway:
+    writers: dict[str, Callable[[bytes], None]]
+    writers = {"json": log.write, "text": lambda line: log.write(as_text(line)), "off": _discard}
+    async with Gateway(settings, writers[settings.telemetry.log]) as gateway:
         token = server.admin_token.reveal() if server.admin_token is not None else None
         servers = [
             Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),

@@ -36,6 +36,9 @@ ASKED: dict[str, dict[str, Any]] = {
 PASSING = re.compile(
     rb'"(?:chatcmpl|resp|msg|rs)[-_]\w+"|"(?:created|created_at|completed_at)":\d+|"timings":\{[^}]*\}'
 )
+# Without it a token may be a part of a character: a stream that begins with one lacks the engine's first event, and one
+# that ends with one lacks its last letter.
+LETTERS = {"grammar": "root ::= [a-z ]+"}
 LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
 
 
@@ -170,18 +173,21 @@ def test_official_libraries_read_it(engine: Engine) -> None:
     """OpenAI's and Anthropic's, whole and streamed."""
     with openai.OpenAI(base_url=f"{engine.gateway.api}/v1", api_key="none", max_retries=0) as client:
         chat: dict[str, Any] = {"model": "tiny", "messages": TURNS, "max_tokens": 12, "temperature": 0}
-        chat["extra_body"] = {"grammar": "root ::= [a-z ]+"}  # what is cut inside a character differs in its last one
+        chat["extra_body"] = LETTERS
         whole = client.chat.completions.create(**chat)
         chunks = list(client.chat.completions.create(**chat, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
-        events = list(client.responses.create(model="tiny", input="water", max_output_tokens=8, stream=True))
+        events = list(
+            client.responses.create(model="tiny", input="water", max_output_tokens=8, stream=True, extra_body=LETTERS)
+        )
         assert events[-1].type == "response.completed"
         assert len(client.embeddings.create(model="embed", input="water").data[0].embedding) == tiny_gguf.WIDTH
     with (
         anthropic.Anthropic(base_url=engine.gateway.api, api_key="none", max_retries=0) as client,
-        client.messages.stream(model="tiny", messages=TURNS, max_tokens=12) as stream,
+        client.messages.stream(model="tiny", messages=TURNS, max_tokens=12, extra_body=SAMPLED) as stream,
     ):
-        assert "".join(stream.text_stream) == stream.get_final_message().content[0].text
+        text = "".join(stream.text_stream)
+        assert stream.get_final_message().content[0].text == text != ""
 
 
 def test_cached_tokens_are_counted(engine: Engine) -> None:

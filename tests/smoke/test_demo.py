@@ -57,7 +57,9 @@ def demo(folder: Path, *arguments: str, **environ: str) -> Iterator[Demo]:
     log = folder / "demo.log"
     with log.open("wb") as out:
         command = [sys.executable, "-m", "gateway.cli", "demo", *arguments]
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | environ)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | environ, start_new_session=True
+        )
     shown = Demo(process, log)
     try:
         yield shown
@@ -129,6 +131,15 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, number: int, moment: Callab
         shown.process.send_signal(number)
         assert shown.process.wait(30) == 1
         assert shown.output.endswith("interrupted: everything is stopped\n")
+        assert shown.nothing_is_left()
+
+
+def test_ctrl_c_in_a_terminal_leaves_nothing(tmp_path: Path) -> None:
+    """There the signal goes to all processes at once."""
+    with demo(tmp_path) as shown:
+        shown.until(lambda: "streamed " in shown.output)
+        os.killpg(shown.process.pid, signal.SIGINT)
+        assert shown.process.wait(30) == 1
         assert shown.nothing_is_left()
 
 
