@@ -15,6 +15,8 @@ from gateway.catalog import ANY, Catalog, Model, Tenant
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.stores import MemoryStore, Store
+from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.types import BackendView, ClassPolicy
@@ -62,6 +64,33 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None
             yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
+
+
+def limits(settings: schema.Config) -> dict[str, list[Limit]]:
+    """The limits of each tenant, those for all its models together first."""
+    return {
+        name: [
+            *_limits("", tenant.limits),
+            *(each for model, told in tenant.limits.models.items() for each in _limits(model, told)),
+        ]
+        for name, tenant in settings.tenants.items()
+    }
+
+
+def _limits(model: str, told: schema.Limits) -> Iterable[Limit]:
+    for kind, amount in (
+        (Kind.REQUESTS, told.requests_per_minute),
+        (Kind.TOKENS, told.tokens_per_minute),
+    ):
+        if amount is not None:
+            yield Limit(kind, amount, max(1, round(amount * told.burst)), model)
+    if told.concurrent is not None:
+        yield Limit(Kind.CONCURRENT, told.concurrent, model=model)
+
+
+def store(settings: schema.Config, clock: Clock) -> Store:
+    """Where limits are counted."""
+    return MemoryStore(lambda: int(clock() * 1e6))
 
 
 def seeds(settings: schema.Config) -> Seeds:
