@@ -43,7 +43,11 @@ from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
 SHOWN = 200  # characters of a path that are told back
-EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
+EXPOSED = (
+    b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 
 logger = logging.getLogger("headrace")
 
@@ -61,7 +65,7 @@ class Gateway:
         self.dispatcher = Dispatcher(pools, jobs, self.clock)
         self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
-        self.telemetry = Telemetry(self.dispatcher, log, time.time)
+        self.telemetry = Telemetry(self.dispatcher, self.quota, log, time.time)
         self.buffers = Buffers(settings.server.max_buffered)
         self.draining = False
         self.active: set[Exchange] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable
 from random import Random
-from secrets import token_bytes
+from secrets import token_bytes, token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
@@ -15,6 +15,7 @@ from gateway.catalog import ANY, Catalog, Model, Tenant
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.sharedstore import SharedStore
 from gateway.stores import MemoryStore, Store
 from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
@@ -90,7 +91,14 @@ def _limits(model: str, told: schema.Limits) -> Iterable[Limit]:
 
 def store(settings: schema.Config, clock: Clock) -> Store:
     """Where limits are counted."""
-    return MemoryStore(lambda: int(clock() * 1e6))
+    told, url = settings.state, settings.state.url.reveal()
+
+    def clock_us() -> int:
+        return int(clock() * 1e6)
+
+    if url == "memory":
+        return MemoryStore(clock_us)
+    return SharedStore(url, told.on_failure, clock_us, replica=token_hex(8), replicas=told.replicas)
 
 
 def seeds(settings: schema.Config) -> Seeds:

@@ -18,9 +18,9 @@ policies: backend
 policies: queues admission routing
 policies: pool waiting
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes stores
-gateway: secret section address yamlfile http1 link
-gateway: schema errors backend catalog
+gateway: units problem inflate envelope multipart frames usage processes stores resp
+gateway: secret section address yamlfile http1 link redislink
+gateway: schema errors backend catalog sharedstore
 gateway: consistency exchange isolation
 gateway: config wire answers dialects reply
 gateway: reading turn jobs pool
