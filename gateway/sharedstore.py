@@ -47,7 +47,7 @@ class SharedStore:
     def __init__(self, url: str, on_failure: OnFailure, clock_us: ClockUs, *, replica: str, replicas: int = 1) -> None:
         """`replica` is a name that no other one has; `replicas` is how many share the limits, until they have met."""
         script = Path(__file__).with_name("quota.lua").read_text()
-        probe = (1, "headrace:{probe}", replica, 1000, 1, 0, 0, MANY, 1, 0, 0, 0)
+        probe = (1, "headrace:{probe}", replica, 1000, 1, 0, 0, MANY, 1, 0, 0, 0, 0)
         self.link = Link(Target.of(url), script, probe)
         self.on_failure = on_failure
         self.clock_us = clock_us
@@ -128,7 +128,7 @@ class SharedStore:
 
     async def _count(self, here: int = 1) -> None:
         """Every replica runs one request at once on a limit of its own: how many there are is what is not free."""
-        arguments = (self.replica, LEASE_US, MANY, 0, 0, MANY, here, 0, 0, 0)
+        arguments = (self.replica, LEASE_US, MANY, 0, 0, MANY, here, 0, 0, 0, 0)
         free, *_ = await self.link.run(["headrace:{replicas}"], arguments)
         self.replicas = max(1, MANY - free)
 
@@ -240,8 +240,8 @@ class SharedAccount:
             return
         arguments: list[str | int] = [store.replica, LEASE_US, 2 * store.replicas, len(batch)]
         for i in indexes:
-            limit, report = self.leases[i].limit, self.leases[i].report(now, asked.get(i, 0), leaving=leaving)
-            arguments += (int(limit.drains), limit.room, report.spent, report.kept, report.wish, report.known)
+            limit, told = self.leases[i].limit, self.leases[i].report(now, asked.get(i, 0), leaving=leaving)
+            arguments += (int(limit.drains), limit.room, *told)
         for waiting in batch:
             costs = dict(waiting.needs)
             arguments += [costs.get(i, 0) for i in indexes]
