@@ -122,8 +122,11 @@ class Lease:
             self._wish //= 2
         if now >= self._until or self.tight(now):
             self._held = 0
-        known = max(0, self._used - (now - self._seen_at)) if self.limit.drains else 0
-        return Report(spent, self._held, max(0, self._wish - self._held), self._cost, known)
+        return Report(spent, self._held, max(0, self._wish - self._held), self._cost, self._known(now))
+
+    def _known(self, now: int) -> int:
+        """What the store last said is used, less what came back since."""
+        return max(0, self._used - (now - self._seen_at)) if self.limit.drains else 0
 
     def renewed(self, free: int, used: int, extra: int, sent_at: int) -> None:
         """Its answer to a report that was sent at `sent_at`: what is left for all, what is used, what we got."""
@@ -131,7 +134,7 @@ class Lease:
         self._until = sent_at + USABLE_US
         self._free, self._used, self._seen_at = free, used, sent_at
         if self.limit.drains:
-            self.tally.set(used, sent_at)
+            self.tally.set(self.limit.room - free, sent_at)  # the leases may all be spent by now
 
     def tight(self, now: int) -> bool:
         """Whether more than half is used: others may need what we do not."""
@@ -178,7 +181,7 @@ class Lease:
     def returned(self, now: int, share: int) -> None:
         """The store is back: what was spent without it, and is not yet paid off, is to be reported."""
         if self.limit.drains:
-            self._spent = min(self._spent, self.tally.used(now) // share)
+            self._spent = min(self._spent, max(0, self.tally.used(now) - self._known(now)) // share)
 
     def standing(self, now: int) -> Standing:
         """As far as is known here."""
