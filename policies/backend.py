@@ -165,10 +165,9 @@ class Backend:
                 self.unwatched_s += now - self.unwatched_since
                 self.unwatched_since = None
 
-    def advance(self, slot: Slot, tokens: int) -> None:
-        """The streams here, of which `slot` is one, got `tokens` more."""
+    def advance(self, tokens: int) -> None:
+        """The streams here got `tokens` more, all together."""
         self.steps += tokens / max(1, self.streams)
-        slot.output += tokens
 
     def end(self, slot: Slot, now: float) -> None:
         """`slot` is over, however it ended."""

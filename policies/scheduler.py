@@ -118,7 +118,7 @@ class Scheduler:
             slot.backend.stream(slot, now)
 
     def tokens(self, job_id: int, n: int, now: float) -> bool:
-        """A stream got `n` more tokens after its first; n may also be the sum of several streams on its backend.
+        """A stream got `n` more tokens after its first.
 
         Returns True when `due` should be called: the streams there can afford now what something waits for.
         """
@@ -127,20 +127,31 @@ class Scheduler:
             return False
         if not slot.streaming:
             self.first_token(job_id, now)
-        backend = slot.backend
-        backend.advance(slot, n)
+        slot.output += n
+        return self._advance(slot.backend, n, now)
+
+    def streamed(self, backend: str, n: int, now: float) -> bool:
+        """The same, of all streams on a backend together: they got `n` more tokens after the first of each."""
+        known = self._pool.backends.get(backend)
+        return known is not None and known.streams > 0 and self._advance(known, n, now)
+
+    @staticmethod
+    def _advance(backend: Backend, n: int, now: float) -> bool:
+        backend.advance(n)
         if backend.need_s == inf or backend.credit(now) < backend.need_s:
             return False
         backend.need_s = inf
         return True
 
-    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
-        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless."""
+    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0) -> None:
+        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless. `seen_tokens` of
+        output are what its tenant is charged where no usage was reported, if that is more than `tokens` was told of."""
         if (ticket := self._room.tickets.get(job_id)) is not None:
             self._room.remove(ticket)
         elif (slot := self._slots.pop(job_id, None)) is not None:
             if ending is Ending.SUCCESS and slot.prefilling and slot.one_shot:
                 self._pool.timed(slot, now)
+            slot.output = max(slot.output, seen_tokens)
             slot.backend.end(slot, now)
             self._pool.learn(slot, ending, usage)
             self._room.settle(slot, ending, usage)
