@@ -94,6 +94,7 @@ class PrefixIndex:
             self._bits[backend], self._names[bit] = bit, backend
             self._recent[backend] = OrderedDict()
             self._everyone |= bit
+            self.version += 1
         self._capacity[backend] = pieces
         self._evict(backend)
 
@@ -105,6 +106,7 @@ class PrefixIndex:
             bit = self._bits.pop(backend)
             self._everyone ^= bit
             del self._recent[backend], self._capacity[backend], self._names[bit]
+            self.version += 1
 
     def insert(self, prefix: Sequence[bytes], backend: str) -> None:
         """The prompt goes to `backend` now, and will be in its cache. Names that were not sized are ignored."""

@@ -125,6 +125,8 @@ class Scheduler:
         """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless."""
         if (ticket := self._room.tickets.get(job_id)) is not None:
             self._room.remove(ticket)
+            if not self._room:
+                self._drain.empty()
         elif (slot := self._slots.pop(job_id, None)) is not None:
             if ending is Ending.SUCCESS and slot.prefilling and slot.one_shot:
                 self._pool.timed(slot, now)
@@ -161,7 +163,7 @@ class Scheduler:
             slot.backend.prefilled(slot, now)
         late = self._room.ripe(now, self._latest)
         out: list[Dispatch | Drop] = []
-        lost, self._lost = self._lost, []
+        lost, self._lost = dict.fromkeys(self._lost), []
         gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
@@ -176,7 +178,7 @@ class Scheduler:
             heappop(self._ends)
         soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
         if self._room:
-            soonest = min(soonest, *(backend.open_at for backend in self._pool.backends.values()))
+            soonest = min(soonest, self._pool.next_silence(), *(b.open_at for b in self._pool.backends.values()))
         return None if soonest == inf else soonest
 
     # What can be asked.
