@@ -167,7 +167,11 @@ class Pool:
             self.losses.add(slot.uncached, context, backend.began_ahead - backend.ahead(now))
 
     def learn(self, slot: Slot, ending: Ending, usage: Usage | None) -> None:
-        """`slot` has ended: compare what its backend had cached with what was expected."""
+        """`slot` has ended: compare what its backend had cached with what was expected. Of one that failed nothing is
+        expected any more, or a dead backend would be the favourite for all that it ever computed."""
+        backend = slot.backend
+        if ending is Ending.DROPPED and self.backends.get(backend.name) is backend:
+            self.index.remove(slot.job.prefix, backend.name)
         if ending is Ending.SUCCESS and usage is not None and usage.cached is not None and slot.matched:
             slot.backend.accuracy.add(min(usage.cached, slot.matched), slot.matched)
             slot.backend.trust = slot.backend.accuracy.value

@@ -107,15 +107,18 @@ class Scheduler:
     def tokens(self, job_id: int, n: int, now: float) -> bool:
         """A stream got `n` more tokens after its first; n may also be the sum of several streams on its backend.
 
-        Returns True when `due` should be called: the streams there can afford now what something waits for.
+        Returns True when `due` should be called: the streams there can afford now what something waits for, or the
+        first token had not been told.
         """
         slot = self._slots.get(job_id)
         if slot is None:
             return False
-        if not slot.streaming:
+        backend, begins = slot.backend, not slot.streaming
+        if begins:
             self.first_token(job_id, now)
-        backend = slot.backend
         backend.advance(slot, n)
+        if begins:
+            return True
         if backend.need_s == inf or backend.credit(now) < backend.need_s:
             return False
         backend.need_s = inf
@@ -186,12 +189,12 @@ class Scheduler:
     def retry_after(self, now: float) -> float:
         """Seconds until what waits now will have been served, from 1 to 60: when a new try is worth it."""
         queued = sum(tier.queue.tokens for tier in self._room.tiers.values())
-        return min(60.0, max(1.0, queued / self._drain.rate(now, self._pool.times.rate)))
+        return min(60.0, max(1.0, queued / self._drain_rate(now)))
 
     def place(self, job: Job, now: float) -> Place:
         """Where the job stands among those of its class, waiting or not; O(waiting)."""
         ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job))
-        return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.times.rate))
+        return Place(ahead + 1, tokens / self._drain_rate(now))
 
     def explain(self, job: Job, now: float) -> Explanation:
         """What would happen to the job if it were submitted now. Nothing is changed."""
@@ -223,7 +226,7 @@ class Scheduler:
             queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
             backends=self._pool.statistics(now),
             prefill_rate=self._pool.times.rate,
-            drain_rate=self._drain.rate(now, self._pool.times.rate),
+            drain_rate=self._drain_rate(now),
             index_pieces=len(self._pool.index),
         )
 
@@ -244,6 +247,8 @@ class Scheduler:
         held: list[Ticket] = []
         while spare and (found := self._room.first(spare, self._pool.backends.values(), self._admission)) is not None:
             tier, ticket, usable = found
+            if ticket.parked:
+                usable = [backend for backend in usable if backend.name in ticket.lanes]
             self._pool.assess(ticket)
             if now > self._latest(ticket):
                 out.append(self._drop(ticket, self._too_late(ticket, now), now))
@@ -288,6 +293,10 @@ class Scheduler:
         why = (ticket.waited_for or Wait.TURN) if waited > 0.0 else None
         saved = job.prompt_tokens - uncached
         return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, tuple(considered))
+
+    def _drain_rate(self, now: float) -> float:
+        """Tokens per second that leave the queue; before that was measured, what all backends should prefill."""
+        return self._drain.rate(now, self._pool.times.rate * max(1, len(self._pool.backends)))
 
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)

@@ -170,7 +170,7 @@ class Chance:
                 rng.choice((float("inf"), 0.5, -0.2)),
                 rng.choice((0, 1, 2)),
                 rng.choice((0, 5000)),
-                rng.choice((None, 8.0)),
+                rng.choice((None, 8.0)) if self.world.gated else None,
             )
             for name in [*self.world.views, "elsewhere"]
             if rng.random() < 0.6

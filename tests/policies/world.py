@@ -100,6 +100,7 @@ class World:
         self.mean_cost = dict.fromkeys(self.classes, 0.0)
         self.log: list[str] = []
         self.finished: set[int] = set()
+        self.unsettled = False
         self._blocker = -1
         self.observe([BackendView("b0"), BackendView("b1")])
 
@@ -149,6 +150,8 @@ class World:
 
     def tokens(self, job_id: int, n: int) -> None:
         """More tokens come; `due` is called only if that is asked for."""
+        if self.unsettled:
+            self.settle()
         wanted = {name: scheduler.tokens(job_id, n, self.now) for name, scheduler in self.all.items()}
         if (run := self.runs.get(job_id)) is not None:
             run.prefilling, run.streaming = False, True
@@ -172,6 +175,7 @@ class World:
             self.finished.add(job_id)
         self._note_idle()
         self.check()
+        self.unsettled = True
         if not quietly:
             self.settle()
 
@@ -221,6 +225,7 @@ class World:
 
     def settle(self) -> list[Dispatch | Drop]:
         """Do what is due."""
+        self.unsettled = False
         quanta = {name: self._quantum(name) for name in self.classes}
         found = {name: self._due(name, scheduler) for name, scheduler in self.all.items()}
         decisions = found["primary"]
@@ -231,13 +236,13 @@ class World:
                 self._forget(gateway)
         for run in self.runs.values():
             if run.prefilling and not run.job.streamed and not self._prefilling(run):
-                assert self.now > run.began and run.job.output_tokens, "a prefill ended before it began"
+                assert run.job.output_tokens, "the prefill of one-shot work ended before its end"
                 run.prefilling = False
         self._note_idle()
         for decision in decisions:
             self._apply(decision, quanta)
         self._note_idle()
-        self._check_rest()
+        self._check_rest({each.backend for each in decisions if isinstance(each, Dispatch)})
         self.check()
         return decisions
 
@@ -246,7 +251,7 @@ class World:
         self.observe([replace(view, open=True, kv_used=None) for view in self.views.values()] or [BackendView("b0")])
         for gateway in list(self.heard):
             self.hear(gateway, ())
-        for _ in range(2000):
+        for _ in range(500):
             if not self.runs and not self.waiting:
                 break
             for job_id in list(self.runs)[:3]:
@@ -279,10 +284,11 @@ class World:
             told_served = self._queue(class_).served(tenant)
             assert abs(told_served - served) <= CLOSE * max(1.0, abs(served)), f"{tenant} had {served}"
 
-    def _check_rest(self) -> None:
-        """After `due`: nobody waits too long, or for nothing, and the next deadline is in the future."""
+    def _check_rest(self, opened: set[str]) -> None:
+        """After `due`: nobody waits too long, or for nothing, and the next deadline is in the future. Where it has just
+        `opened` a backend to small prefills, those that were held before that get their turn with the next event."""
         deadline = self.primary.next_deadline()
-        assert deadline is None or deadline > self.now
+        assert deadline is None or deadline >= self.now
         assert "twin" not in self.all or self.all["twin"].next_deadline() == deadline
         for job in self.waiting.values():
             latest = job.arrived + self.classes[job.class_].max_wait_s
@@ -291,18 +297,26 @@ class World:
             assert deadline is not None and deadline <= latest
             assert any(view.open and job.allows(name) for name, view in self.views.items())
         able: set[str] = set()
-        stuck = 0
+        heads = stuck = 0
         for job in self.waiting.values():
             ticket = self._ticket(job)
+            heads += ticket.waited_for is Wait.ROOM
             if ticket.parked:
                 assert ticket.lanes, "parked for nothing"
+                patience = (1.0 - self.rules.patience) * self.classes[job.class_].max_wait_s
+                assert self.now < job.arrived + patience + CLOSE, "parked for ever"
+                stuck += ticket.waited_for is Wait.ROOM
                 continue
             fits = {name for name in self.views if self._surely_fits(job, name) and self._below_ceiling(job, name)}
             if fits and self._peer_may_hold(job):
                 continue
+            if ticket.waited_for is Wait.ROOM:
+                fits -= opened
             able |= fits
             stuck += not fits and ticket.waited_for is Wait.ROOM
-        assert len(able) <= (stuck if self.rules.reserve else 0), f"{sorted(able)} idle: {self.primary!r}"
+        idle = f"{sorted(able)} idle: {self.primary!r}"
+        assert not able or (stuck and self.rules.reserve), idle
+        assert len(able) <= heads, idle  # each has one backend reserved at most
 
     def _check_refusal(self, job: Job, reason: Reason, *, strictly: bool = False) -> None:
         """A job is refused for a reason. `strictly`: not at the very moment at which its time is up."""
@@ -388,6 +402,9 @@ class World:
         """Whether the old job goes first however short the young one is."""
         if not self.gated:
             return old.arrived < young.arrived
+        if not old.prefix and not young.prefix:  # nothing of them is cached anywhere
+            keys = [job.arrived / self.rules.ageing_s + log1p(max(1, job.prompt_tokens)) for job in (old, young)]
+            return keys[0] < keys[1] - CLOSE
         shortest = young.arrived / self.rules.ageing_s + log(2.0)
         return old.arrived / self.rules.ageing_s + log1p(max(1, old.prompt_tokens)) < shortest - CLOSE
 
@@ -501,9 +518,10 @@ class World:
 
     @property
     def _reserved(self) -> bool:
-        """Whether a backend may be reserved for the head of the queue. Whose head that is may change in the same `due`
-        in which it was reserved; the next one then has something to do though nothing happened."""
-        return any(ticket.waited_for is Wait.ROOM for ticket in self.primary._room.tickets.values())
+        """Whether a backend may be reserved for a head of the queue, ours or a peer's. Whose head that is may change in
+        the same `due` in which it was reserved, and which of equal backends is meant is drawn: the next one then has
+        something to do though nothing happened."""
+        return _reserves(self.primary)
 
     def _quantum(self, class_: str) -> float:
         if not self.plan.shares:
@@ -553,7 +571,7 @@ class World:
         if name == "curious":
             self._ask(scheduler)
         found = scheduler.due(self.now)
-        if name == "eager" and not any(ticket.waited_for is Wait.ROOM for ticket in scheduler._room.tickets.values()):
+        if name == "eager" and not _reserves(scheduler):
             assert scheduler.due(self.now) == [], "due() is not done when it returns"
         if name == "curious":
             self._ask(scheduler)
@@ -583,3 +601,9 @@ class World:
         if (slow := self.all.get("slow")) is not None and not slow._room.tiers["never"].queue.requests:
             self._blocker -= 1
             slow.submit(Job(self._blocker, "nobody", self.now, "never"), self.now)
+
+
+def _reserves(scheduler: Scheduler) -> bool:
+    waiting = [ticket for ticket in scheduler._room.tickets.values() if ticket.job.class_ != "never"]
+    alone = len(waiting) == 1
+    return any(each.waited_for is Wait.PEER or (each.waited_for is Wait.ROOM and not alone) for each in waiting)
