@@ -66,8 +66,9 @@ class Prefills:
         self.samples += 1
 
     def expect(self, uncached: int, whole: int) -> float:
-        """Seconds for `uncached` tokens at the end of a prompt of `whole`."""
-        return uncached * (self.flat + self.slope * max(uncached / 2, whole - uncached / 2))
+        """Seconds for `uncached` tokens at the end of a prompt of `whole`; never negative, as the line may be for prompts
+        shorter than all that were seen."""
+        return max(0.0, uncached * (self.flat + self.slope * max(uncached / 2, whole - uncached / 2)))
 
     @property
     def rate(self) -> float:
@@ -81,21 +82,23 @@ class Prefills:
 class Drain:
     """How many tokens per second leave the queue while there is one.
 
-    Time without a queue does not count; time since the last departure does, so that a stuck pool's rate falls.
+    Time without a queue does not count, nor do those who go at once: a pool that was idle for long would seem to drain
+    without end. Time since the last departure does count, so that a stuck pool's rate falls.
     """
 
-    __slots__ = ("_keep", "_seconds", "_since", "_tokens")
+    __slots__ = ("_began", "_keep", "_seconds", "_since", "_tokens")
 
     def __init__(self, keep: float = 0.98) -> None:
         self._keep = keep
         self._tokens = 0.0
         self._seconds = 0.0
+        self._began = 0.0
         self._since: float | None = None
 
     def waiting(self, now: float) -> None:
         """Somebody waits."""
         if self._since is None:
-            self._since = now
+            self._since = self._began = now
 
     def empty(self) -> None:
         """Nobody waits any more."""
@@ -103,9 +106,10 @@ class Drain:
 
     def served(self, tokens: int, now: float) -> None:
         """`tokens` left the queue for a backend."""
-        elapsed = 0.0 if self._since is None else now - self._since
+        if self._since is None or now <= self._began:
+            return
         self._tokens = self._tokens * self._keep + tokens
-        self._seconds = self._seconds * self._keep + elapsed
+        self._seconds = self._seconds * self._keep + now - self._since
         self._since = now
 
     def rate(self, now: float, otherwise: float) -> float:

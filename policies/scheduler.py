@@ -120,15 +120,17 @@ class Scheduler:
     def tokens(self, job_id: int, n: int, now: float) -> bool:
         """A stream got `n` more tokens after its first.
 
-        Returns True when `due` should be called: the streams there can afford now what something waits for.
+        Returns True when `due` should be called: the streams there can afford now what something waits for, or the
+        first token had not been told.
         """
         slot = self._slots.get(job_id)
         if slot is None:
             return False
-        if not slot.streaming:
+        backend, begins = slot.backend, not slot.streaming
+        if begins:
             self.first_token(job_id, now)
         slot.output += n
-        return self._advance(slot.backend, n, now)
+        return self._advance(backend, n, now) or begins
 
     def streamed(self, backend: str, n: int, now: float) -> bool:
         """The same, of all streams on a backend together: they got `n` more tokens after the first of each."""
@@ -148,6 +150,8 @@ class Scheduler:
         output are what its tenant is charged where no usage was reported, if that is more than `tokens` was told of."""
         if (ticket := self._room.tickets.get(job_id)) is not None:
             self._room.remove(ticket)
+            if not self._room:
+                self._drain.empty()
         elif (slot := self._slots.pop(job_id, None)) is not None:
             if ending is Ending.SUCCESS and slot.prefilling and slot.one_shot:
                 self._pool.timed(slot, now)
@@ -183,7 +187,7 @@ class Scheduler:
         self._end_unseen(now)
         late = self._room.ripe(now, self._latest)
         out: list[Dispatch | Drop] = []
-        lost, self._lost = self._lost, []
+        lost, self._lost = dict.fromkeys(self._lost), []
         gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
@@ -198,7 +202,7 @@ class Scheduler:
             heappop(self._ends)
         soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
         if self._room:
-            soonest = min(soonest, *(backend.open_at for backend in self._pool.backends.values()))
+            soonest = min(soonest, self._pool.next_silence(), *(b.open_at for b in self._pool.backends.values()))
         return None if soonest == inf else soonest
 
     # What can be asked.
@@ -206,12 +210,12 @@ class Scheduler:
     def retry_after(self, now: float) -> float:
         """Seconds until what waits now will have been served, from 1 to 60: when a new try is worth it."""
         queued = sum(tier.queue.tokens for tier in self._room.tiers.values())
-        return min(60.0, max(1.0, queued / self._drain.rate(now, self._pool.times.rate)))
+        return min(60.0, max(1.0, queued / self._drain_rate(now)))
 
     def place(self, job: Job, now: float) -> Place:
         """Where the job stands among those of its class, waiting or not; O(waiting)."""
         ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job, now))
-        return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.times.rate))
+        return Place(ahead + 1, tokens / self._drain_rate(now))
 
     def explain(self, job: Job, now: float) -> Explanation:
         """What would happen to the job if it were submitted now. Nothing is changed."""
@@ -226,7 +230,7 @@ class Scheduler:
             queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
             backends=self._pool.statistics(now),
             prefill_rate=self._pool.times.rate,
-            drain_rate=self._drain.rate(now, self._pool.times.rate),
+            drain_rate=self._drain_rate(now),
             index_pieces=len(self._pool.index),
         )
 
@@ -253,6 +257,8 @@ class Scheduler:
         held: list[Ticket] = []
         while spare and (found := self._room.first(spare, self._pool.backends.values(), self._admission)) is not None:
             tier, ticket, usable = found
+            if ticket.parked:
+                usable = [backend for backend in usable if backend.name in ticket.lanes]
             self._pool.assess(ticket)
             if now > self._latest(ticket):
                 out.append(self._drop(ticket, self._too_late(ticket, now), now))
@@ -290,12 +296,15 @@ class Scheduler:
         backend.start(slot, now)
         backend.turn = next(self._serial)
         self._pool.index.insert(job.prefix, backend.name)
-        if now > ticket.since:  # who never waited tells nothing of how fast the queue drains
-            self._drain.served(job.prompt_tokens, now)
+        self._drain.served(job.prompt_tokens, now)
         waited = now - job.arrived
         why = (ticket.waited_for or Wait.TURN) if now > ticket.since else None
         saved = job.prompt_tokens - uncached
         return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, tuple(considered))
+
+    def _drain_rate(self, now: float) -> float:
+        """Tokens per second that leave the queue; before that was measured, what all backends should prefill."""
+        return self._drain.rate(now, self._pool.times.rate * max(1, len(self._pool.backends)))
 
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)

@@ -163,9 +163,9 @@ class WaitingRoom:
         tokens = 0
         for name, tier in self.tiers.items():
             if name == ticket.job.class_:
-                key = tier.queue.key(ticket.job, ticket.least)
+                place = tier.queue.key(ticket.job, ticket.least), ticket.seq
                 others = [t for t in self.tickets.values() if t.job.class_ == name and t is not ticket]
-                before = [t.job.prompt_tokens for t in others if tier.queue.key(t.job, t.least) < key]
+                before = [t.job.prompt_tokens for t in others if (tier.queue.key(t.job, t.least), t.seq) < place]
                 return len(before), tokens + sum(before)
             tokens += tier.queue.tokens
         return 0, tokens
