@@ -107,7 +107,8 @@ class Scheduler:
     def tokens(self, job_id: int, n: int, now: float) -> bool:
         """A stream got `n` more tokens after its first; n may also be the sum of several streams on its backend.
 
-        Returns True when `due` should be called: the streams there can afford now what something waits for.
+        Returns True when `due` should be called: an unseen prefill has ended there, or the streams can afford now
+        what something waits for.
         """
         slot = self._slots.get(job_id)
         if slot is None:
@@ -115,7 +116,10 @@ class Scheduler:
         if not slot.streaming:
             self.first_token(job_id, now)
         backend = slot.backend
-        backend.advance(slot, n)
+        busy = backend.in_flight > 0
+        backend.advance(slot, n, now)
+        if busy > (backend.in_flight > 0):
+            return True
         if backend.need_s == inf or backend.credit(now) < backend.need_s:
             return False
         backend.need_s = inf
@@ -273,12 +277,10 @@ class Scheduler:
         took = self._pool.times.expect(uncached, job.prompt_tokens) / backend.view.speed
         paced = self._room.tier(ticket).policy.paced and job.output_tokens > 0
         slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost, took, paced)
-        if not job.streamed and not slot.one_shot:
-            heappush(self._ends, (now + backend.left(now) + took, next(self._serial), slot))
         self._room.charge(ticket, cost)
         self._room.remove(ticket)
         self._slots[job.id] = slot
-        backend.start(slot, now)
+        self._start(slot, now)
         backend.turn = next(self._serial)
         self._pool.index.insert(job.prefix, backend.name)
         self._drain.served(job.prompt_tokens, now)
@@ -286,6 +288,14 @@ class Scheduler:
         why = (ticket.waited_for or Wait.TURN) if waited > 0.0 else None
         saved = job.prompt_tokens - uncached
         return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, tuple(considered))
+
+    def _start(self, slot: Slot, now: float) -> None:
+        backend = slot.backend
+        expected = backend.left(now) + slot.prefill_s
+        backend.start(slot, now)
+        if slot.unseen:
+            bound = self.rules.unseen_bound if backend.watched else 1.0
+            heappush(self._ends, (now + bound * expected, next(self._serial), slot))
 
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)
