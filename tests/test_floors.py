@@ -38,10 +38,10 @@ loadtests: gateways immediate simulation
 loadtests: queued
 loadtests: baselines
 loadtests: simulate
-loadtests: experiments
+loadtests: experiments goals
 loadtests: machine origin scoreboard prose httpd gauges llamacpp
 loadtests: loadgen asks live
-loadtests: peers speech
+loadtests: peers speech replayed
 loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
