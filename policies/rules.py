@@ -43,6 +43,10 @@ class Rules:
     save_share: float = 0.1
     patience: float = 0.3
     wait_for_warm: bool = True
+    # What is computed anew elsewhere displaces what others had cached there, who compute it anew in turn: that costs so
+    # many times its own time on top. Sessions that keep more than the caches hold: +3 to +8 points against 0, else
+    # nothing is lost; 1 .. 3 are equal.
+    displacement: float = 2.0
 
     # A wait so long weighs as much as a prompt e times shorter: 40 .. 160 s within half a point. Earliest deadline
     # first loses 2 points, first come first served 18.

@@ -250,6 +250,8 @@ class Scheduler:
             if now > self._latest(ticket):
                 out.append(self._drop(ticket, self._too_late(ticket, now), now))
                 continue
+            if ticket.parked:  # its warm backend may be open to others, and still not have the credit for this one
+                usable = [backend for backend in usable if backend.name in ticket.lanes]
             fits = self._admission.fitting(ticket, usable, now)
             if not fits:
                 self._hold(ticket, Wait.ROOM, held)
