@@ -46,7 +46,8 @@ events {{ worker_connections 19000; }}
 http {{
     access_log {dir}/access.log combined buffer=64k flush=1s;
     client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u;
-    scgi_temp_path {dir}/s; keepalive_requests 1000000000; keepalive_timeout 600s; client_max_body_size 64m; client_body_buffer_size 4m;
+    scgi_temp_path {dir}/s; keepalive_requests 1000000000; keepalive_timeout 600s; client_max_body_size 64m;
+    client_body_buffer_size 4m;
     upstream pool {{ {servers} keepalive 4096; keepalive_requests 1000000000; }}
     server {{
         listen 127.0.0.1:{port} backlog=4096;
