@@ -7,7 +7,6 @@ Everything that `due` returns is already counted, so no two calls give the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
@@ -36,6 +35,7 @@ from policies.types import (
     Usage,
     Wait,
 )
+from policies.unseen import Unseen
 from policies.waiting import WaitingRoom
 
 
@@ -69,7 +69,7 @@ class Scheduler:
         self._room = WaitingRoom(rules, classes, lambda: FairShare(key, *quantum))
         self._choice = Choice(routing, self._pool, self._room, rng)
         self._slots: dict[int, Slot] = {}
-        self._ends: list[tuple[float, int, Slot]] = []
+        self._unseen = Unseen(rules)
         self._lost: list[Ticket] = []
         self._drain = Drain()
         self._serial = count(1)
@@ -96,7 +96,7 @@ class Scheduler:
         queue left out. None where the decision is theirs."""
         if self._room or self._pool.heard or job.id in self._slots:
             return None
-        self._end_unseen(now)
+        self._unseen.end(now)
         ticket = self._ticket(job, now)
         usable, policy = self._pool.spare(), self._room.tier(ticket).policy
         if policy.ceiling < 1.0:
@@ -120,8 +120,8 @@ class Scheduler:
     def tokens(self, job_id: int, n: int, now: float) -> bool:
         """A stream got `n` more tokens after its first.
 
-        Returns True when `due` should be called: the streams there can afford now what something waits for, or the
-        first token had not been told.
+        Returns True when `due` should be called: the streams there can afford now what something waits for, an unseen
+        prefill has ended there, or the first token had not been told.
         """
         slot = self._slots.get(job_id)
         if slot is None:
@@ -139,7 +139,10 @@ class Scheduler:
 
     @staticmethod
     def _advance(backend: Backend, n: int, now: float) -> bool:
-        backend.advance(n)
+        busy = backend.in_flight > 0
+        backend.advance(n, now)
+        if busy and not backend.in_flight:
+            return True
         if backend.need_s == inf or backend.credit(now) < backend.need_s:
             return False
         backend.need_s = inf
@@ -184,7 +187,7 @@ class Scheduler:
     def due(self, now: float) -> list[Dispatch | Drop]:
         """Everything that should happen now, in order."""
         self._pool.forget_silent(now)
-        self._end_unseen(now)
+        self._unseen.end(now)
         late = self._room.ripe(now, self._latest)
         out: list[Dispatch | Drop] = []
         lost, self._lost = dict.fromkeys(self._lost), []
@@ -198,9 +201,7 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When `due` must be called next even if nothing else happens."""
-        while self._ends and not self._ends[0][2].prefilling:
-            heappop(self._ends)
-        soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
+        soonest = min(self._room.next_deadline(), self._unseen.next_end())
         if self._room:
             soonest = min(soonest, self._pool.next_silence(), *(b.open_at for b in self._pool.backends.values()))
         return None if soonest == inf else soonest
@@ -243,12 +244,6 @@ class Scheduler:
             loads.append(backend.own(now, None if head is None else head - now / self.rules.ageing_s))
         return tuple(loads)
 
-    def _end_unseen(self, now: float) -> None:
-        """Prefills whose end nobody sees end when they should."""
-        while self._ends and self._ends[0][0] <= now:
-            slot = heappop(self._ends)[2]
-            slot.backend.prefilled(slot, now)
-
     def _pump(self, now: float, out: list[Dispatch | Drop]) -> None:
         if not self._room:
             return
@@ -257,12 +252,12 @@ class Scheduler:
         held: list[Ticket] = []
         while spare and (found := self._room.first(spare, self._pool.backends.values(), self._admission)) is not None:
             tier, ticket, usable = found
-            if ticket.parked:
-                usable = [backend for backend in usable if backend.name in ticket.lanes]
             self._pool.assess(ticket)
             if now > self._latest(ticket):
                 out.append(self._drop(ticket, self._too_late(ticket, now), now))
                 continue
+            if ticket.parked:  # its warm backend may be open to others, and still not have the credit for this one
+                usable = [backend for backend in usable if backend.name in ticket.lanes]
             fits = self._admission.fitting(ticket, usable, now)
             if not fits:
                 self._hold(ticket, Wait.ROOM, held)
@@ -289,11 +284,9 @@ class Scheduler:
         took = self._pool.times.expect(uncached, job.prompt_tokens) / backend.view.speed
         paced = self._room.tier(ticket).policy.paced and job.output_tokens > 0
         slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost, took, paced)
-        if not job.streamed and not slot.one_shot:
-            heappush(self._ends, (now + backend.left(now) + took, next(self._serial), slot))
         self._room.dispatched(ticket, cost)
         self._slots[job.id] = slot
-        backend.start(slot, now)
+        self._unseen.start(slot, now)
         backend.turn = next(self._serial)
         self._pool.index.insert(job.prefix, backend.name)
         self._drain.served(job.prompt_tokens, now)
