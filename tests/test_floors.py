@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PLAN = """
 policies: types rules
 policies: limits estimate prefix retry health
-policies: backend
+policies: backend leases
 policies: queues admission routing unseen
 policies: pool waiting
 policies: choice
