@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable
 from random import Random
-from secrets import token_bytes
 from urllib.parse import urlsplit
 
 from gateway import schema
@@ -17,9 +16,10 @@ from gateway.pool import Pool
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import BackendView, ClassPolicy
+from policies.types import BATCH, BackendView, ClassPolicy
 
 ANONYMOUS = "anonymous"
+UNKEYED = b"headrace"
 
 
 def catalog(settings: schema.Config, created: int) -> Catalog:
@@ -65,8 +65,9 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
 
 
 def seeds(settings: schema.Config) -> Seeds:
-    """Keyed by the configured secret, so that replicas agree, or by one of this process."""
-    return Seeds(_secret(settings) or token_bytes(32))
+    """Keyed by the configured secret. Without one there is nobody to keep apart, and replicas and restarts must still
+    agree on whose favourite a prompt is."""
+    return Seeds(_secret(settings) or UNKEYED)
 
 
 def _secret(settings: schema.Config) -> bytes:
@@ -76,22 +77,28 @@ def _secret(settings: schema.Config) -> bytes:
 
 def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
     """Every pool with its backends, all taken to be open."""
-    classes = [
-        ClassPolicy(
-            name,
-            told.max_queued,
-            told.max_queued_tokens,
-            max_wait_s=told.max_wait,
-            ceiling=told.ceiling,
-        )
-        for name, told in settings.classes.items()
-    ]
+    classes = [_class(name, told) for name, told in settings.classes.items()]
     for name, told in settings.pools.items():
         scheduler = Scheduler(rng, routing=told.routing, classes=classes)
         views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
         scheduler.observe(views, clock())
         retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
         yield Pool(name, [_backend(name, each.url, told) for each in told.backends], scheduler, retries, clock)
+
+
+def _class(name: str, told: schema.Class) -> ClassPolicy:
+    """What may fill only a part of a pool is work that nobody watches: its streams have no objective."""
+    background = told.ceiling < 1.0
+    return ClassPolicy(
+        name,
+        told.max_queued,
+        told.max_queued_tokens,
+        max_wait_s=told.max_wait,
+        paced=not background,
+        ceiling=told.ceiling,
+        kv_ceiling=BATCH.kv_ceiling if background else 1.0,
+        floor=told.floor,
+    )
 
 
 def _backend(pool: str, url: str, told: schema.Pool) -> Backend:
