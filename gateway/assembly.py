@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable
 from random import Random
-from secrets import token_bytes, token_hex
+from secrets import token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
@@ -21,9 +21,10 @@ from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
-from policies.types import BackendView, ClassPolicy
+from policies.types import BATCH, BackendView, ClassPolicy
 
 ANONYMOUS = "anonymous"
+UNKEYED = b"headrace"
 
 
 def catalog(settings: schema.Config, created: int) -> Catalog:
@@ -103,8 +104,9 @@ def store(settings: schema.Config, clock: Clock) -> Store:
 
 
 def seeds(settings: schema.Config) -> Seeds:
-    """Keyed by the configured secret, so that replicas agree, or by one of this process."""
-    return Seeds(_secret(settings) or token_bytes(32))
+    """Keyed by the configured secret. Without one there is nobody to keep apart, and replicas and restarts must still
+    agree on whose favourite a prompt is."""
+    return Seeds(_secret(settings) or UNKEYED)
 
 
 def _secret(settings: schema.Config) -> bytes:
@@ -114,16 +116,7 @@ def _secret(settings: schema.Config) -> bytes:
 
 def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
     """Every pool with its backends, all taken to be open."""
-    classes = [
-        ClassPolicy(
-            name,
-            told.max_queued,
-            told.max_queued_tokens,
-            max_wait_s=told.max_wait,
-            ceiling=told.ceiling,
-        )
-        for name, told in settings.classes.items()
-    ]
+    classes = [_class(name, told) for name, told in settings.classes.items()]
     for name, told in settings.pools.items():
         scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
         views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
@@ -136,6 +129,21 @@ def _rules(settings: schema.Config, pool: str) -> Rules:
     """The scheduler's constants, with the strictest promise that a model of the pool makes its streams."""
     promised = [model.slo.itl for model in settings.models.values() if model.pool == pool and model.slo.itl]
     return Rules(objective_s=min(promised)) if promised else Rules()
+
+
+def _class(name: str, told: schema.Class) -> ClassPolicy:
+    """What may fill only a part of a pool is work that nobody watches: its streams have no objective."""
+    background = told.ceiling < 1.0
+    return ClassPolicy(
+        name,
+        told.max_queued,
+        told.max_queued_tokens,
+        max_wait_s=told.max_wait,
+        paced=not background,
+        ceiling=told.ceiling,
+        kv_ceiling=BATCH.kv_ceiling if background else 1.0,
+        floor=told.floor,
+    )
 
 
 def _backend(pool: str, url: str, told: schema.Pool) -> Backend:

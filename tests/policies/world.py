@@ -98,6 +98,7 @@ class World:
         self.tops = dict.fromkeys(self.classes, 0.0)  # and of whoever was served last
         self.owed = dict.fromkeys(self.classes, 0.0)
         self.mean_cost = dict.fromkeys(self.classes, 0.0)
+        self.charges = dict.fromkeys(self.classes, 0)
         self.log: list[str] = []
         self.finished: set[int] = set()
         self.unsettled = False
@@ -350,10 +351,13 @@ class World:
         key = (policy.name, job.tenant)
         self.tops[policy.name] = max(self.tops[policy.name], self.served.get(key, 0.0))
         if not self._restricted(job):
-            self.floors[policy.name] = max(self.floors[policy.name], self.served.get(key, 0.0))
+            runs = [run.job for run in self.runs.values() if (run.job.class_, run.job.tenant) == key]
+            expected = sum(self.rules.output_weight * run.output_tokens / run.weight for run in runs)
+            self.floors[policy.name] = max(self.floors[policy.name], self.served.get(key, 0.0) - expected)
         self.served[key] = self.served.get(key, 0.0) + cost / job.weight
-        mean = self.mean_cost[policy.name]
-        self.mean_cost[policy.name] += (cost - mean) * (0.02 if mean else 1.0)
+        self.charges[policy.name] += 1
+        step = max(0.02, 1.0 / self.charges[policy.name])
+        self.mean_cost[policy.name] += (cost - self.mean_cost[policy.name]) * step
         quanta[policy.name] = self._quantum(policy.name)
         del self.waiting[job.id]
         self._left_queue(job)
@@ -429,6 +433,7 @@ class World:
         else:
             cost = run.uncached + weight * run.output
         self.served[job.class_, job.tenant] += (cost - run.cost) / job.weight
+        self.mean_cost[job.class_] += (cost - run.cost) * max(0.02, 1.0 / self.charges[job.class_])
 
     def _check_empty(self, scheduler: Scheduler) -> None:
         """Every counter is exactly where it was in the beginning."""
