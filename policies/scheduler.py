@@ -260,7 +260,7 @@ class Scheduler:
                 usable = [backend for backend in usable if backend.name in ticket.lanes]
             fits = self._admission.fitting(ticket, usable, now)
             if not fits:
-                self._hold(ticket, Wait.WARM if ticket.parked else Wait.ROOM, held)
+                self._hold(ticket, Wait.ROOM, held)
                 if self.rules.reserve:
                     drained = [backend for backend in usable if ticket.job.allows(backend.name)]
                     spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
