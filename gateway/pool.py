@@ -75,17 +75,20 @@ class Pool:
         self._running[job_id] = x
 
     def leave(self, job_id: int, ending: Ending, usage: Usage | None) -> None:
-        """A job ended, or its client did before it began."""
+        """A job ended, or its client did before it began. Tokens are shared among the streams that are there, so those
+        that came until now are counted before their number changes."""
+        now = self._clock()
+        self._count(now)
         self.waiting.pop(job_id, None)
         self._running.pop(job_id, None)
         self._counted.pop(job_id, None)
-        now = self._clock()
         self.scheduler.leave(job_id, now, ending, usage)
         if self.waiting:
             self._pump(now)
 
     def first_token(self, job_id: int, now: float) -> None:
         """The backend is done with a job's prompt."""
+        self._count(now)
         self.scheduler.first_token(job_id, now)
         if self.waiting:
             self._pump(now)
@@ -125,12 +128,12 @@ class Pool:
             meter = x.meter
             if meter is not None and meter.first_token_at is not None:
                 backend = x.attempts[-1].backend.name
-                fresh[backend] += meter.tokens - self._counted.get(job_id, 1)  # the first token is told by itself
-                speaker[backend] = job_id
-                self._counted[job_id] = meter.tokens
+                if (gained := meter.tokens - self._counted.get(job_id, 1)) > 0:  # the first token is told by itself
+                    fresh[backend] += gained
+                    speaker[backend] = job_id
+                    self._counted[job_id] = meter.tokens
         for backend, tokens in fresh.items():
-            if tokens > 0:
-                self.scheduler.tokens(speaker[backend], tokens, now)
+            self.scheduler.tokens(speaker[backend], tokens, now)
 
     def _set_timer(self, now: float) -> None:
         if self._timer is None and self.waiting:

@@ -214,7 +214,8 @@ class World:
         for _ in range(0 if self.plan.tardy else 10_000):
             deadline = self.primary.next_deadline()
             stop = until if deadline is None else min(until, deadline)
-            if "eager" in self.all and not self._reserved:
+            # who has no waiters need not know at once that a peer has fallen silent, and so does not ask to be woken
+            if "eager" in self.all and not self._reserved and (self.waiting or not self.heard):
                 for share in sorted(self.whims.random() for _ in range(2)):
                     found = self.all["eager"].due(self.now + share * (stop - self.now))
                     assert found == [], f"{found} before {deadline}, at {self.now}"
