@@ -34,7 +34,8 @@ from gateway.jobs import Jobs
 from gateway.pool import Pool
 from gateway.reading import BodyMeter
 from gateway.sse import Meter
-from loadtests.fleet import Fleet
+from loadtests.engine import Step
+from loadtests.fleet import Fleet, Replica
 from loadtests.gateways import scheduler
 from loadtests.profiles import S
 from loadtests.router import Router
@@ -97,6 +98,18 @@ class Fixed:
 
     def after(self, call: Call, now_ps: int) -> Call | None:
         return None
+
+
+class OneByOne(Simulation):
+    """A router is asked what is due after each thing that an engine's step shows: the gateway reads one stream after
+    the other."""
+
+    def _hear(self, now_ps: int, argument: tuple[Replica, Step]) -> None:
+        replica, step = argument
+        for sequence in step.first:
+            super()._hear(now_ps, (replica, replace(step, first=(sequence,), finished=())))
+        for sequence in step.finished:
+            super()._hear(now_ps, (replica, replace(step, first=(), finished=(sequence,))))
 
 
 class SimulatedTime(asyncio.SelectorEventLoop):
@@ -276,7 +289,7 @@ def run(made: list[Call], around: Callable[[Scheduler, Fleet], Router]) -> tuple
     """The dispatch log of one run, and its calls."""
     fleet = Fleet(SCENARIO)
     log = Log(around(scheduler(SCENARIO, fleet, 1, 0, PIECE), fleet))
-    done = Simulation(SCENARIO, Fixed(made), fleet, [log]).run()
+    done = OneByOne(SCENARIO, Fixed(made), fleet, [log]).run()
     return sorted(log.lines), done
 
 

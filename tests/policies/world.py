@@ -611,5 +611,4 @@ class World:
 
 def _reserves(scheduler: Scheduler) -> bool:
     waiting = [ticket for ticket in scheduler._room.tickets.values() if ticket.job.class_ != "never"]
-    alone = len(waiting) == 1
-    return any(each.waited_for is Wait.PEER or (each.waited_for is Wait.ROOM and not alone) for each in waiting)
+    return any(each.waited_for is Wait.PEER for each in waiting)
