@@ -245,8 +245,13 @@ class Scheduler:
         return tuple(loads)
 
     def _pump(self, now: float, out: list[Dispatch | Drop]) -> None:
-        if not self._room:
-            return
+        while self._room and self._round(now, out):
+            pass
+
+    def _round(self, now: float, out: list[Dispatch | Drop]) -> bool:
+        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or opened a
+        backend to small prefills, after others were held."""
+        again = False
         load = self._pool.load(now)
         spare = self._pool.spare()
         held: list[Ticket] = []
@@ -272,11 +277,13 @@ class Scheduler:
                 self._hold(ticket, Wait.PEER, held)
                 continue
             out.append(self._dispatch(ticket, chosen, considered, now))
+            again = bool(held)
             load = self._pool.load(now)
             if self._admission.gate(chosen) is not Gate.OPEN:
                 spare.remove(chosen)
         for ticket in held:
             self._room.tier(ticket).queue.show(ticket)
+        return again
 
     def _dispatch(self, ticket: Ticket, backend: Backend, considered: Considered, now: float) -> Dispatch:
         job, uncached = ticket.job, ticket.uncached(backend.name)
