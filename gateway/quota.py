@@ -80,11 +80,14 @@ class Quota:
         were charged to."""
         plans: dict[str, Plan] = {}
         for tenant, told in limits.items():
-            old = self._plans.get(tenant)
-            if old is not None and old.account.limits == tuple(told):
-                plans[tenant] = old
+            before = self._plans.get(tenant)
+            if before is not None and before.account.limits == tuple(told):
+                plans[tenant] = before
             elif told:
-                plans[tenant] = Plan(self.store.account(tenant, told, old.account if old else None))
+                plans[tenant] = Plan(self.store.account(tenant, told, before.account if before else None))
+        for tenant, old in self._plans.items():
+            if plans.get(tenant) is not old:
+                old.account.retire()
         self._plans = plans
 
     def hold(self, x: Exchange) -> Holding:

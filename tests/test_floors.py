@@ -21,8 +21,8 @@ policies: choice
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes stores resp
 gateway: secret section address yamlfile http1 link redislink
-gateway: schema errors backend catalog sharedstore
-gateway: consistency exchange isolation
+gateway: schema errors backend catalog sharedaccount
+gateway: consistency exchange isolation sharedstore
 gateway: config wire answers dialects reply
 gateway: reading turn jobs pool
 gateway: sse auth upstream dispatch connection quota
