@@ -66,8 +66,8 @@ class Prefills:
         self.samples += 1
 
     def expect(self, uncached: int, whole: int) -> float:
-        """Seconds for `uncached` tokens at the end of a prompt of `whole`; never negative, as the line may be for prompts
-        shorter than all that were seen."""
+        """Seconds for `uncached` tokens at the end of a prompt of `whole`; never negative, as the line may be for
+        prompts shorter than all that were seen."""
         return max(0.0, uncached * (self.flat + self.slope * max(uncached / 2, whole - uncached / 2)))
 
     @property

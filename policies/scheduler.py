@@ -244,8 +244,8 @@ class Scheduler:
             pass
 
     def _round(self, now: float, out: list[Dispatch | Drop]) -> bool:
-        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or opened a
-        backend to small prefills, after others were held."""
+        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or
+        opened a backend to small prefills, after others were held."""
         again = False
         load = self._pool.load(now)
         spare = self._pool.spare()

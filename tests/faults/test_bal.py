@@ -334,4 +334,3 @@ async def test_b077_where_one_tenants_prompts_went_tells_another_nothing(tmp_pat
         same = sum(a == b for a, b in zip(went["a"], went["b"], strict=True))
         assert same <= 0.25 * len(names), same  # one in eight by chance; 3.5 sigma of 150
         await gateway.settled(fakes)
-

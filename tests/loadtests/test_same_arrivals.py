@@ -7,8 +7,8 @@ whose time is the simulator's. Engines, arrivals and the moments at which signal
 construction, and whatever the gateway adds or forgets shows as another line in the log: who went where, and when.
 
 What must differ is left out once and measured once. The simulator tells of every token as it comes; the gateway counts
-tokens every 10 to 20 ms, since a call for each would cost too much. For the exact comparison it counts at once; with its
-own pace the runs must still agree in nearly all that matters.
+tokens every 10 to 20 ms, since a call for each would cost too much. For the exact comparison it counts at once; with
+its own pace the runs must still agree in nearly all that matters.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ def calls(seed: int, *, streamed: float) -> tuple[list[Call], dict[int, str]]:
         )
         limit_s = rng.choice((3.0, 8.0, 30.0))
         tenant, class_ = rng.choice(("t0", "t1", "t1")), rng.choice(("interactive", "interactive", "batch"))
-        made.append(
-            Call(number + 1, request, int(at_s * S), limit_s, tenant, class_, streamed=rng.random() < streamed)
-        )
+        made.append(Call(number + 1, request, int(at_s * S), limit_s, tenant, class_, streamed=rng.random() < streamed))
     return made, prompts
 
 
@@ -136,9 +134,7 @@ class SimulatedTime(asyncio.SelectorEventLoop):
 class Inside:
     """The gateway as a router: it is told of tokens as bytes, and decides by letting its requests through."""
 
-    def __init__(
-        self, loop: SimulatedTime, inner: Scheduler, backends: Sequence[str], prompts: dict[int, str]
-    ) -> None:
+    def __init__(self, loop: SimulatedTime, inner: Scheduler, backends: Sequence[str], prompts: dict[int, str]) -> None:
         self.prompts = prompts
         clock = loop.time
         timeouts = Timeouts(1.0, None, 60.0, 30.0, 900.0)
@@ -213,7 +209,7 @@ class Inside:
         self._run(now)
         meter = self.exchanges[job_id].meter
         assert meter is not None
-        meter.feed(data, now)  # type: ignore[attr-defined]
+        self.loop.call_soon(meter.feed, data, now)  # type: ignore[attr-defined]
         self._run(now)
 
     def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
@@ -234,7 +230,7 @@ class Inside:
     def due(self, now: float) -> list[Dispatch | Drop]:
         self._run(now)
         if self.pool.waiting:
-            self.pool._pump(now)  # what its timer does; the simulator says when a token is worth it
+            self.loop.call_soon(self.pool._pump, now)  # as its timer does: a token may be worth it
             self._run(now)
         decided, self.decided = self.decided, []
         return decided
@@ -293,7 +289,9 @@ def run(made: list[Call], around: Callable[[Scheduler, Fleet], Router]) -> tuple
     return sorted(log.lines), done
 
 
-def compare(made: list[Call], prompts: dict[int, str]) -> tuple[tuple[list[Any], list[Call]], tuple[list[Any], list[Call]]]:
+def compare(
+    made: list[Call], prompts: dict[int, str]
+) -> tuple[tuple[list[Any], list[Call]], tuple[list[Any], list[Call]]]:
     """The logs and calls of the simulator alone, and of the gateway inside it."""
     loop = SimulatedTime()
 
@@ -306,7 +304,7 @@ def compare(made: list[Call], prompts: dict[int, str]) -> tuple[tuple[list[Any],
         loop.close()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1, 4, 5])
 def test_the_gateway_decides_as_the_simulator_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every dispatch and every refusal, to the nanosecond, of a run past saturation with waiting, warm and cold
     prompts, deadlines, two classes and two tenants."""

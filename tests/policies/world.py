@@ -108,9 +108,7 @@ class World:
     def _scheduler(self) -> Scheduler:
         plan = self.plan
         classes = tuple(self.classes.values())
-        return Scheduler(
-            Random(plan.seed), routing=plan.routing, rules=plan.rules, shares=plan.shares, classes=classes
-        )
+        return Scheduler(Random(plan.seed), routing=plan.routing, rules=plan.rules, shares=plan.shares, classes=classes)
 
     @property
     def gated(self) -> bool:
