@@ -170,7 +170,9 @@ class Scheduler:
         gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
-        out += [self._drop(ticket, self._too_late(ticket, now), now) for ticket in late if self._waits(ticket)]
+        if hopeless := [ticket for ticket in late if self._waits(ticket)]:
+            out += [self._drop(ticket, self._too_late(ticket, now), now) for ticket in hopeless]
+            self._pump(now, out)  # a backend may have been reserved for one of them
         if not self._room:
             self._drain.empty()
         return out
