@@ -170,7 +170,7 @@ class Scheduler:
         gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
-        if hopeless := [ticket for ticket in late if self._waits(ticket)]:
+        if hopeless := dict.fromkeys(filter(self._waits, late)):  # of one that was parked there may be two timers
             out += [self._drop(ticket, self._too_late(ticket, now), now) for ticket in hopeless]
             self._pump(now, out)  # a backend may have been reserved for one of them
         if not self._room:
