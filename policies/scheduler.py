@@ -194,7 +194,9 @@ class Scheduler:
         gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
-        out += [self._drop(ticket, self._too_late(ticket, now), now) for ticket in late if self._waits(ticket)]
+        if hopeless := dict.fromkeys(filter(self._waits, late)):  # of one that was parked there may be two timers
+            out += [self._drop(ticket, self._too_late(ticket, now), now) for ticket in hopeless]
+            self._pump(now, out)  # a backend may have been reserved for one of them
         if not self._room:
             self._drain.empty()
         return out
@@ -249,8 +251,8 @@ class Scheduler:
             pass
 
     def _round(self, now: float, out: list[Dispatch | Drop]) -> bool:
-        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or opened a
-        backend to small prefills, after others were held."""
+        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or
+        opened a backend to small prefills, after others were held."""
         again = False
         load = self._pool.load(now)
         spare = self._pool.spare()
