@@ -27,7 +27,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "KV tokens are never given back": ("backend", "        self.kv -= slot.kv\n", "        pass\n"),
     "a failed job keeps its slot": (
-        "scheduler",
+        "running",
         "            slot.backend.end(slot, now)\n",
         "            if ending is not Ending.DROPPED:\n                slot.backend.end(slot, now)\n",
     ),
@@ -76,7 +76,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "nobody is charged": ("queues", "        self._serve(flow, cost / ticket.job.weight)\n", "        pass\n"),
     "charged without regard to weight": ("queues", "cost / ticket.job.weight", "cost"),
     "charged without settling": (
-        "scheduler",
+        "running",
         "            self._room.settle(slot, ending, usage)\n",
         "",
     ),
@@ -98,12 +98,12 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "        if slot.prefilling:\n            slot.paced = False\n        elif",
     ),
     "the gate opens only at the end": (
-        "scheduler",
+        "running",
         "            slot.backend.prefilled(slot, now)\n            slot.backend.stream(slot, now)\n",
         "            slot.backend.stream(slot, now)\n",
     ),
     "an unseen prefill never ends": (
-        "scheduler",
+        "unseen",
         "            slot = heappop(self._ends)[2]\n",
         "            return []\n",
     ),
@@ -123,7 +123,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "        backend.need_s = min(backend.need_s, loss)\n",
         "",
     ),
-    "the queue has no bound": ("scheduler", "if self._room.tiers[job.class_].full(job):", "if False:"),
+    "the queue has no bound": ("scheduler", "if self._room.tier(ticket).full(ticket.job):", "if False:"),
     "the queue has one place too many": (
         "waiting",
         "queue.requests >= policy.max_queued",
@@ -150,9 +150,9 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "                pass\n",
     ),
     "one that was dispatched stays in the queue": (
-        "scheduler",
-        "        self._room.remove(ticket)\n        self._slots",
-        "        self._slots",
+        "waiting",
+        "tier.owed = min(tier.owed + tier.policy.floor * cost, self.rules.quantum_tokens)\n        self.remove(ticket)\n",
+        "tier.owed = min(tier.owed + tier.policy.floor * cost, self.rules.quantum_tokens)\n",
     ),
     "the head is passed over for ever": (
         "scheduler",
@@ -164,7 +164,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "                ticket.parked = False\n                self.requeue(ticket)\n",
         "                self.requeue(ticket)\n",
     ),
-    "an explanation changes what it explains": ("scheduler", "unmoved = Random(0)", "unmoved = self._rng"),
+    "an explanation changes what it explains": ("choice", "unmoved = Random(0)", "unmoved = self._rng"),
     "an explanation is told as a wish": (
         "pool",
         "            backend.need_s, backend.open_at = need_s, open_at\n",
@@ -172,7 +172,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a silent gateway is never forgotten": ("pool", "if now >= heard + self.rules.peer_silence_s:", "if False:"),
     "nobody is woken when a gateway falls silent": ("scheduler", "self._pool.next_silence(), ", ""),
-    "chance is not the given one": ("scheduler", "self._rng = rng", "self._rng = Random()"),
+    "chance is not the given one": ("choice", "self._rng = rng", "self._rng = Random()"),
 }
 FULL = bool(os.environ.get("HEADRACE_FULL_TESTS"))
 HUNTED = list(MUTANTS) if FULL else list(MUTANTS)[::2]  # the ordinary suite can afford half of them
