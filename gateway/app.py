@@ -35,6 +35,7 @@ from gateway.exchange import Dialect, Exchange, Header
 from gateway.jobs import Jobs
 from gateway.models import Models
 from gateway.proxy import proxy
+from gateway.quota import Quota
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
@@ -42,7 +43,11 @@ from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
 SHOWN = 200  # characters of a path that are told back
-EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
+EXPOSED = (
+    b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 
 logger = logging.getLogger("headrace")
 
@@ -56,9 +61,11 @@ class Gateway:
         self.catalog = assembly.catalog(settings, int(time.time()))
         self.keys = assembly.key_ring(settings, time.time)
         pools = assembly.pools(settings, self.clock, Random())  # noqa: S311 (ties and jitter)
-        self.dispatcher = Dispatcher(pools, Jobs(assembly.seeds(settings)), self.clock)
+        jobs = Jobs(assembly.seeds(settings))
+        self.dispatcher = Dispatcher(pools, jobs, self.clock)
+        self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
-        self.telemetry = Telemetry(self.dispatcher, log, time.time)
+        self.telemetry = Telemetry(self.dispatcher, self.quota, log, time.time)
         self.buffers = Buffers(settings.server.max_buffered)
         self.draining = False
         self.active: set[Exchange] = set()
@@ -70,10 +77,12 @@ class Gateway:
 
     async def __aenter__(self) -> Gateway:
         await self.upstream.__aenter__()
+        await self.quota.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.dispatcher.close()
+        await self.quota.__aexit__(*exc)
         await self.upstream.__aexit__(*exc)
 
     def not_ready(self) -> str:

@@ -17,10 +17,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from gateway.dispatch import Dispatcher
 from gateway.exchange import Exchange, Metered
+from gateway.quota import Quota
 from gateway.reading import GAP_BOUNDS_S
 from policies.types import Usage
 
 UNKNOWN = "unknown"  # the label of what was refused before it was known
+MODES = ("memory", "shared", "local_share", "deny", "allow")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 _write = msgspec.json.Encoder().encode
@@ -95,9 +97,14 @@ class Telemetry:
     """A prometheus_client collector, and the writer of the request log."""
 
     def __init__(
-        self, dispatcher: Dispatcher, write_log: Callable[[bytes], object], wall_clock: Callable[[], float]
+        self,
+        dispatcher: Dispatcher,
+        quota: Quota,
+        write_log: Callable[[bytes], object],
+        wall_clock: Callable[[], float],
     ) -> None:
         self._dispatcher = dispatcher
+        self._quota = quota
         self._write_log = write_log
         self._wall_clock = wall_clock
         self._series: dict[tuple[str, str, str], Series] = {}
@@ -184,6 +191,8 @@ class Telemetry:
         yield _counter("upstream_failures", "Attempts that failed.", "pool backend reason", self._failures)
         yield _counter("retries", "Attempts made again elsewhere.", "pool reason", self._retries)
         yield _counter("parse_errors", "Events and answers that are no JSON.", "pool backend", self._parse_errors)
+        calls = {(outcome,): count for outcome, count in self._quota.store.calls.items()}
+        yield _counter("limiter_calls", "Calls to the store of the limits, by what came of them.", "outcome", calls)
         yield self._histogram("request_seconds", "From accept to the last byte.", lambda series: series.request)
         yield self._histogram("queue_wait_seconds", "From the body to a backend.", lambda series: series.queue_wait)
         yield self._histogram("ttft_seconds", "From accept to the first token of a stream.", lambda series: series.ttft)
@@ -201,6 +210,10 @@ class Telemetry:
                 queued.add_metric([name, class_], waiting)
         yield in_flight
         yield queued
+        mode = GaugeMetricFamily("headrace_limiter_mode", "How limits are counted: 1 for the mode.", labels=["mode"])
+        for name in MODES:
+            mode.add_metric([name], name == self._quota.store.mode)
+        yield mode
 
     def _histogram(self, name: str, text: str, pick: Callable[[Series], Histogram]) -> HistogramMetricFamily:
         family = HistogramMetricFamily(f"headrace_{name}", text, labels=["model", "tenant", "class"])

@@ -14,18 +14,18 @@ ROOT = Path(__file__).parent.parent
 PLAN = """
 policies: types rules
 policies: limits estimate prefix retry health
-policies: backend
+policies: backend leases
 policies: queues admission routing unseen
 policies: pool waiting
 policies: choice forecast running
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes
-gateway: secret section address yamlfile http1 link
-gateway: schema errors backend catalog
-gateway: consistency exchange isolation
+gateway: units problem inflate envelope multipart frames usage processes stores resp
+gateway: secret section address yamlfile http1 link redislink
+gateway: schema errors backend catalog sharedaccount
+gateway: consistency exchange isolation sharedstore
 gateway: config wire answers dialects reply
 gateway: reading turn jobs pool
-gateway: sse auth upstream dispatch connection
+gateway: sse auth upstream dispatch connection quota
 gateway: relay telemetry logs
 gateway: client assembly models admin
 gateway: proxy
