@@ -17,7 +17,7 @@ from gateway.pool import Pool
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import BackendView, ClassPolicy
+from policies.types import ClassPolicy
 
 ANONYMOUS = "anonymous"
 
@@ -88,23 +88,31 @@ def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
     ]
     for name, told in settings.pools.items():
         scheduler = Scheduler(rng, routing=told.routing, classes=classes)
-        views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
-        scheduler.observe(views, clock())
         retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
-        yield Pool(name, [_backend(name, each.url, told) for each in told.backends], scheduler, retries, clock)
+        yield Pool(name, backends(name, told), scheduler, retries, clock)
 
 
-def _backend(pool: str, url: str, told: schema.Pool) -> Backend:
-    parts = urlsplit(url)
+def backends(pool: str, told: schema.Pool) -> list[Backend]:
+    """The backends that a pool names."""
+    tls = ssl.create_default_context() if any(each.url.startswith("https:") for each in told.backends) else None
+    return [_backend(pool, each, told, tls) for each in told.backends]
+
+
+def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLContext | None) -> Backend:
+    parts = urlsplit(each.url)
     clocks = told.timeouts
     return Backend(
-        name=url,
+        name=each.url,
         pool=pool,
         host=parts.hostname or "",
         port=parts.port or (443 if parts.scheme == "https" else 80),
         host_header=parts.netloc.encode(),
         prefix=parts.path.rstrip("/").encode(),
-        tls=ssl.create_default_context() if parts.scheme == "https" else None,
+        tls=tls if parts.scheme == "https" else None,
         authorization=b"Bearer " + told.api_key.reveal().encode() if told.api_key else None,
         timeouts=Timeouts(clocks.connect, clocks.headers, clocks.first_token, clocks.idle, clocks.total),
+        concurrency=each.concurrency,
+        speed=each.speed,
+        region=each.region,
+        cost_per_hour=each.cost_per_hour,
     )

@@ -96,16 +96,17 @@ class Slot:
         if not x.queued_at:
             x.queued_at = self._clock()
             pool.retries.deposit()
-        decision = pool.submit(self._jobs.job(x, self._id))
-        if isinstance(decision, asyncio.Future):
+        placed = pool.submit(self._jobs.job(x, self._id))
+        if isinstance(placed, asyncio.Future):
             try:
-                decision = await decision
+                placed = await placed
             except BaseException:
                 pool.leave(self._id, Ending.IGNORED, None)
                 raise
-        if isinstance(decision, Drop):
-            raise self._refused(decision)
-        attempt = Attempt(pool.backends[decision.backend], decision, self._clock(), on_first_token=self._first_token)
+        if isinstance(placed, Drop):
+            raise self._refused(placed)
+        decision, backend = placed
+        attempt = Attempt(backend, decision, self._clock(), on_first_token=self._first_token)
         x.attempts.append(attempt)
         self._attempt = attempt
         pool.run(self._id, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gateway.backend import Backend
 from gateway.errors import GatewayError
@@ -12,7 +13,9 @@ from gateway.exchange import Exchange
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
+from policies.types import BackendView, Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
+
+Placed = tuple[Dispatch, Backend]
 
 TICK_S = 0.02  # how often the scheduler is told of tokens while somebody waits: its debt is counted in tokens of 60 ms
 COUNT_S = 0.01  # and at most, when requests come faster than that
@@ -25,16 +28,18 @@ class Pool:
         self, name: str, backends: Iterable[Backend], scheduler: Scheduler, retries: RetryBudget, clock: Clock
     ) -> None:
         self.name = name
-        self.backends = {backend.name: backend for backend in backends}
+        self.backends: dict[str, Backend] = {}
         self.scheduler = scheduler
         self.retries = retries
-        self.waiting: dict[int, asyncio.Future[Dispatch | Drop]] = {}
+        self.waiting: dict[int, asyncio.Future[Placed | Drop]] = {}
+        self._views: dict[str, BackendView] = {}
         self._running: dict[int, Exchange] = {}
         self._counted: dict[int, int] = {}
         self._counted_at = 0.0
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: GatewayError | None = None
+        self.observe(backends)
 
     def __repr__(self) -> str:
         return f"<Pool {self.name} {self.scheduler!r}>"
@@ -53,7 +58,32 @@ class Pool:
         self._count(now)
         return self.scheduler.explain(job, now)
 
-    def submit(self, job: Job) -> Dispatch | Drop | asyncio.Future[Dispatch | Drop]:
+    def observe(self, backends: Iterable[Backend]) -> list[Backend]:
+        """These are the pool's backends now. Who stays (by name) keeps its load and what is known of it; who is new is
+        taken to be open; who goes ends what runs there and gets no more. Returns those that go: nobody needs their idle
+        connections any more."""
+        before = self.backends
+        self.backends = {backend.name: backend for backend in backends}
+        self._show(self._views.get(name, BackendView(name)) for name in self.backends)
+        return [backend for name, backend in before.items() if name not in self.backends]
+
+    def see(self, views: Iterable[BackendView]) -> None:
+        """What was found out about some of the backends; what the configuration says of them holds, whatever a view
+        says. Others are ignored."""
+        self._show((self._views | {view.name: view for view in views}).values())
+
+    def _show(self, views: Iterable[BackendView]) -> None:
+        told = self.backends
+        self._views = {
+            view.name: replace(view, concurrency=told[view.name].concurrency, speed=told[view.name].speed)
+            for view in views
+            if view.name in told
+        }
+        now = self._clock()
+        self.scheduler.observe(list(self._views.values()), now)
+        self._pump(now)
+
+    def submit(self, job: Job) -> Placed | Drop | asyncio.Future[Placed | Drop]:
         """What is decided about a job at once, or else the future of it. Raises what those who wait were told, once
         nobody may wait any more."""
         now = self._clock()
@@ -102,16 +132,18 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _pump(self, now: float, own_id: int = 0) -> Dispatch | Drop | None:
-        """Let the scheduler decide, and hand out its decisions but the caller's own, which is returned."""
+    def _pump(self, now: float, own_id: int = 0) -> Placed | Drop | None:
+        """Let the scheduler decide, and hand out its decisions but the caller's own, which is returned. Each comes with
+        its backend, which may have left the pool when whoever waits for it wakes up."""
         self._count(now)
-        own: Dispatch | Drop | None = None
+        own: Placed | Drop | None = None
         for decision in self.scheduler.due(now):
+            made = decision if isinstance(decision, Drop) else (decision, self.backends[decision.backend])
             waiter = self.waiting.pop(decision.job.id, None)
             if decision.job.id == own_id:
-                own = decision
+                own = made
             elif waiter is not None and not waiter.done():
-                waiter.set_result(decision)
+                waiter.set_result(made)
         return own
 
     def _count(self, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import Any
 
 from gateway.backend import Backend
@@ -43,7 +44,7 @@ class Upstream:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._idle: defaultdict[Backend, deque[Link]] = defaultdict(deque)
+        self._idle: defaultdict[str, deque[Link]] = defaultdict(deque)  # by name: a backend outlives its settings
         self._replies: set[Reply] = set()
         self._connecting: set[Connecting] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -73,9 +74,15 @@ class Upstream:
         for reply in tuple(self._replies):
             reply.fail(error)
 
+    def forget(self, backends: Iterable[Backend]) -> None:
+        """Close their idle connections. What is under way there goes on."""
+        for backend in backends:
+            for link in self._idle.pop(backend.name, ()):
+                link.abort()
+
     def take(self, backend: Backend) -> Link | None:
         """The connection used last: the warmest, and the others get to expire."""
-        idle = self._idle.get(backend)
+        idle = self._idle.get(backend.name)
         while idle:
             link = idle.pop()
             if not link.closed and self._clock() - link.idle_since < link.idle_limit_s:
@@ -122,7 +129,7 @@ class Upstream:
         if not reply.reader.reusable:
             link.abort()
         elif link.rest(self._clock(), reply.reader.keep_alive_hint):
-            self._idle[backend].append(link)
+            self._idle[backend.name].append(link)
 
     async def _sweep(self) -> None:
         """All clocks but none per request: one look at everything that is under way, four times a second. Time in
@@ -141,11 +148,11 @@ class Upstream:
             due = now + SWEEP_S
 
     def _expire(self, now: float) -> None:
-        for backend, idle in tuple(self._idle.items()):
+        for name, idle in tuple(self._idle.items()):
             while idle and (idle[0].closed or now - idle[0].idle_since > idle[0].idle_limit_s):
                 idle.popleft().abort()
             if not idle:
-                del self._idle[backend]
+                del self._idle[name]
 
 
 class Opening:
