@@ -19,11 +19,10 @@ from starlette.routing import Route
 
 from gateway import wire
 from gateway.answers import openai_error
-from gateway.auth import KeyRing
-from gateway.catalog import Catalog
 from gateway.dispatch import Dispatcher
 from gateway.errors import INVALID_REQUEST, GatewayError, Refused
 from gateway.exchange import Exchange
+from gateway.generation import Generation
 from gateway.reply import Clock
 from gateway.telemetry import Telemetry
 
@@ -36,8 +35,7 @@ _write = msgspec.json.Encoder().encode
 class Subject(Protocol):
     """What is administered."""
 
-    keys: KeyRing
-    catalog: Catalog
+    generation: Generation
     dispatcher: Dispatcher
     telemetry: Telemetry
     clock: Clock
@@ -87,7 +85,7 @@ class Admin:
         subject = self._subject
         path = request.query_params.get("path", "/v1/chat/completions")
         endpoint = wire.ENDPOINTS.get(path)
-        tenant = subject.keys.tenant(request.query_params.get("tenant", "anonymous"))
+        tenant = subject.generation.keys.tenant(request.query_params.get("tenant", "anonymous"))
         if endpoint is None or tenant is None:
             what = f"path {path!r}" if endpoint is None else "tenant: name one that has a key, ?tenant=NAME"
             raise Refused(INVALID_REQUEST, f"There is no such {what}.")
@@ -95,7 +93,7 @@ class Admin:
             raise Refused(INVALID_REQUEST, f"Only requests up to {MAX_BODY} bytes are explained.")
         body, kind = await request.body(), request.headers.get("content-type", "").encode()
         x = Exchange("explained", subject.clock(), endpoint)
-        x.identify(tenant, wire.parse(endpoint, kind, body, subject.catalog, tenant))
+        x.identify(tenant, wire.parse(endpoint, kind, body, subject.generation.catalog, tenant))
         assert x.call is not None
         told = {"pool": x.call.pool, "model": x.call.label, "class": x.class_, "prompt_bytes": x.call.prompt_bytes}
         answer = _write({**told, "decision": subject.dispatcher.explain(x)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Iterable
 from random import Random
 from secrets import token_bytes
@@ -12,6 +13,7 @@ from gateway import schema
 from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
 from gateway.catalog import ANY, Catalog, Model, Tenant
+from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
@@ -20,6 +22,17 @@ from policies.scheduler import Scheduler
 from policies.types import ClassPolicy
 
 ANONYMOUS = "anonymous"
+
+
+def generation(number: int, settings: schema.Config, created: int, used: dict[bytes, float]) -> Generation:
+    """What requests are judged by under this configuration. `used` is what key rings know of earlier use."""
+    return Generation(
+        number,
+        settings,
+        key_ring(settings, time.time, used),
+        catalog(settings, created),
+        frozenset(origin.encode() for origin in settings.server.cors),
+    )
 
 
 def catalog(settings: schema.Config, created: int) -> Catalog:
@@ -39,11 +52,11 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
     )
 
 
-def key_ring(settings: schema.Config, wall_clock: Clock) -> KeyRing:
+def key_ring(settings: schema.Config, wall_clock: Clock, used: dict[bytes, float]) -> KeyRing:
     """The keys of all tenants; the configuration guarantees that there is an anonymous one on loopback only."""
     if not settings.tenants:
         return KeyRing([], Tenant(ANONYMOUS, classes=tuple(settings.classes)), wall_clock)
-    return KeyRing(_keys(settings), None, wall_clock)
+    return KeyRing(_keys(settings), None, wall_clock, used)
 
 
 def _keys(settings: schema.Config) -> Iterable[Key]:
@@ -58,6 +71,7 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             trust_group=group,
             salt=salt(secret, group) if secret else "",
             operator=told.operator,
+            residency=tuple(told.residency),
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None
@@ -74,9 +88,26 @@ def _secret(settings: schema.Config) -> bytes:
     return secret.reveal().encode() if secret is not None else b""
 
 
-def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
-    """Every pool with its backends, all taken to be open."""
-    classes = [
+def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Random) -> list[Backend]:
+    """Make the pools what the configuration says: those that it names are changed, or made with all their backends
+    open; others stay as they are. Returns the backends that left a pool."""
+    classes = _classes(settings)
+    gone: list[Backend] = []
+    for name, told in settings.pools.items():
+        pool = pools.get(name)
+        if pool is None:
+            scheduler = Scheduler(rng, routing=told.routing, classes=classes)
+            retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
+            pools[name] = Pool(name, backends(name, told), scheduler, retries, clock)
+            continue
+        pool.configure(told.routing, classes, retries=told.retries.attempts, share=told.retries.budget)
+        if told.discovery is None:
+            gone += pool.observe(backends(name, told))
+    return gone
+
+
+def _classes(settings: schema.Config) -> list[ClassPolicy]:
+    return [
         ClassPolicy(
             name,
             told.max_queued,
@@ -86,10 +117,6 @@ def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
         )
         for name, told in settings.classes.items()
     ]
-    for name, told in settings.pools.items():
-        scheduler = Scheduler(rng, routing=told.routing, classes=classes)
-        retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
-        yield Pool(name, backends(name, told), scheduler, retries, clock)
 
 
 def backends(pool: str, told: schema.Pool) -> list[Backend]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from itertools import count
 
+from gateway.backend import Backend
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
     NO_BACKEND,
@@ -21,7 +22,7 @@ from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
 from gateway.pool import Pool
 from gateway.reply import Clock
-from policies.types import Dispatch, Drop, Ending, Explanation, Reason
+from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full"),
@@ -34,8 +35,8 @@ REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
 class Dispatcher:
     """All pools."""
 
-    def __init__(self, pools: Iterable[Pool], jobs: Jobs, clock: Clock) -> None:
-        self.pools = {pool.name: pool for pool in pools}
+    def __init__(self, jobs: Jobs, clock: Clock) -> None:
+        self.pools: dict[str, Pool] = {}
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
@@ -47,25 +48,46 @@ class Dispatcher:
         """`async with dispatcher.slot(x) as attempt`: entered when a backend is free for it, left when the place is
         given back. Raises Unavailable."""
         assert x.call is not None
-        return Slot(self.pools[x.call.pool], self.jobs, x, next(self._ids), self._clock)
+        return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
     def explain(self, x: Exchange) -> Explanation:
         """Where the request would go now, or why it would not. Nothing is changed."""
         assert x.call is not None
-        return self.pools[x.call.pool].explain(self.jobs.job(x, 0))
+        pool = self.pools[x.call.pool]
+        return pool.explain(self.job(pool, x, 0))
+
+    def job(self, pool: Pool, x: Exchange, number: int) -> Job:
+        """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may."""
+        assert x.tenant is not None
+        job = self.jobs.job(x, number)
+        if x.tenant.residency:
+            job.candidates = pool.within(x.tenant.residency)
+        return job
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
         """Seconds until the request may try another backend; None where it may not. After a try in vain the client's
         own library is told not to try again either: its retries would multiply ours."""
         assert x.call is not None
         pool = self.pools[x.call.pool]
-        tried = {attempt.backend.name for attempt in x.attempts}
         pause = None
-        if failure.replayable and failure.phase is not Phase.STREAMING and not tried.issuperset(pool.backends):
+        if failure.replayable and failure.phase is not Phase.STREAMING and self._untried(pool, x):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
+
+    @staticmethod
+    def _untried(pool: Pool, x: Exchange) -> bool:
+        assert x.tenant is not None
+        usable = pool.within(x.tenant.residency) if x.tenant.residency else pool.backends
+        return not {attempt.backend.name for attempt in x.attempts}.issuperset(usable)
+
+    def drop(self, names: Iterable[str]) -> list[Backend]:
+        """Pools that nobody will use any more are gone. Returns their backends."""
+        gone = [self.pools.pop(name) for name in names]
+        for pool in gone:
+            pool.close()
+        return [backend for pool in gone for backend in pool.backends.values()]
 
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits, or would have to from now on, in all pools, is told `error`."""
@@ -81,11 +103,11 @@ class Dispatcher:
 class Slot:
     """The `async with` of one place."""
 
-    __slots__ = ("_attempt", "_clock", "_exchange", "_id", "_jobs", "_pool")
+    __slots__ = ("_attempt", "_clock", "_dispatcher", "_exchange", "_id", "_pool")
 
-    def __init__(self, pool: Pool, jobs: Jobs, exchange: Exchange, job_id: int, clock: Clock) -> None:
+    def __init__(self, dispatcher: Dispatcher, pool: Pool, exchange: Exchange, job_id: int, clock: Clock) -> None:
+        self._dispatcher = dispatcher
         self._pool = pool
-        self._jobs = jobs
         self._exchange = exchange
         self._id = job_id
         self._clock = clock
@@ -96,7 +118,7 @@ class Slot:
         if not x.queued_at:
             x.queued_at = self._clock()
             pool.retries.deposit()
-        placed = pool.submit(self._jobs.job(x, self._id))
+        placed = pool.submit(self._dispatcher.job(pool, x, self._id))
         if isinstance(placed, asyncio.Future):
             try:
                 placed = await placed
@@ -124,7 +146,7 @@ class Slot:
         meter = self._exchange.meter
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
-            self._jobs.learn(self._exchange, usage)
+            self._dispatcher.jobs.learn(self._exchange, usage)
         self._pool.leave(self._id, ending, usage)
 
     def _first_token(self, now: float) -> None:

@@ -112,7 +112,7 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request from accept to settle."""
+    """One request from accept to settle. `generation` numbers the configuration that it began with."""
 
     request_id: str
     received_at: float
@@ -130,6 +130,7 @@ class Exchange:
     bytes_in: int = 0
     bytes_out: int = 0
     ended_at: float = 0.0
+    generation: int = 0
 
     def identify(self, tenant: Tenant, call: Call) -> None:
         """Who asks for what: known once the key and the body were read. Its class is the one asked for, by header or

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from gateway.backend import Backend
@@ -13,7 +13,18 @@ from gateway.exchange import Exchange
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import BackendView, Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
+from policies.types import (
+    BackendView,
+    ClassPolicy,
+    Dispatch,
+    Drop,
+    Ending,
+    Explanation,
+    Job,
+    Place,
+    Statistics,
+    Usage,
+)
 
 Placed = tuple[Dispatch, Backend]
 
@@ -33,6 +44,7 @@ class Pool:
         self.retries = retries
         self.waiting: dict[int, asyncio.Future[Placed | Drop]] = {}
         self._views: dict[str, BackendView] = {}
+        self._within: dict[tuple[str, ...], set[str]] = {}
         self._running: dict[int, Exchange] = {}
         self._counted: dict[int, int] = {}
         self._counted_at = 0.0
@@ -64,20 +76,40 @@ class Pool:
         connections any more."""
         before = self.backends
         self.backends = {backend.name: backend for backend in backends}
+        for regions, names in self._within.items():
+            names.clear()
+            names.update(self._found(regions))
         self._show(self._views.get(name, BackendView(name)) for name in self.backends)
         return [backend for name, backend in before.items() if name not in self.backends]
+
+    def configure(self, routing: str, classes: Sequence[ClassPolicy], *, retries: int, share: float) -> None:
+        """These rules hold from now on, for those who wait, too."""
+        self.retries.configure(retries=retries, share=share)
+        self.scheduler.configure(routing, classes)
+        self._pump(self._clock())
 
     def see(self, views: Iterable[BackendView]) -> None:
         """What was found out about some of the backends; what the configuration says of them holds, whatever a view
         says. Others are ignored."""
         self._show((self._views | {view.name: view for view in views}).values())
 
+    def within(self, regions: tuple[str, ...]) -> Set[str]:
+        """The names of the backends in these regions: one set, which changes when they do. A backend that is not said
+        to be anywhere is in no region."""
+        names = self._within.get(regions)
+        if names is None:
+            names = self._within[regions] = self._found(regions)
+        return names
+
+    def _found(self, regions: tuple[str, ...]) -> set[str]:
+        return {name for name, backend in self.backends.items() if backend.region in regions}
+
     def _show(self, views: Iterable[BackendView]) -> None:
         told = self.backends
         self._views = {
-            view.name: replace(view, concurrency=told[view.name].concurrency, speed=told[view.name].speed)
+            view.name: replace(view, concurrency=known.concurrency, speed=known.speed, region=known.region)
             for view in views
-            if view.name in told
+            if (known := told.get(view.name)) is not None
         }
         now = self._clock()
         self.scheduler.observe(list(self._views.values()), now)

@@ -25,7 +25,7 @@ gateway: consistency exchange isolation
 gateway: config wire answers dialects reply
 gateway: reading turn jobs pool
 gateway: sse auth upstream dispatch connection
-gateway: relay telemetry logs
+gateway: relay telemetry logs generation
 gateway: client assembly models admin
 gateway: proxy
 gateway: app
