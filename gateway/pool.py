@@ -121,7 +121,7 @@ class Pool:
         now = self._clock()
         self._count(now)
         if (dispatch := self.scheduler.at_once(job, now)) is not None:
-            return dispatch
+            return dispatch, self.backends[dispatch.backend]
         reason = self.scheduler.submit(job, now)
         if reason is not None:
             return Drop(job, reason, self.scheduler.retry_after(now))
