@@ -36,6 +36,7 @@ from gateway.jobs import Jobs
 from gateway.metrics import Family
 from gateway.models import Models
 from gateway.proxy import proxy
+from gateway.quota import Quota
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
@@ -44,7 +45,11 @@ from gateway.wire import ENDPOINTS
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
 TIDY_S = 1.0  # how often it is looked whether a pool that was taken out is done
 SHOWN = 200  # characters of a path that are told back
-EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
+EXPOSED = (
+    b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 
 logger = logging.getLogger("headrace")
 
@@ -54,7 +59,9 @@ class Gateway:
 
     def __init__(self, settings: Config, log: Callable[[bytes], None]) -> None:
         self.clock = time.monotonic
-        self.dispatcher = Dispatcher(Jobs(assembly.seeds(settings)), self.clock)
+        jobs = Jobs(assembly.seeds(settings))
+        self.dispatcher = Dispatcher(jobs, self.clock)
+        self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
         self.telemetry = Telemetry(log, time.time)
         self.buffers = Buffers(settings.server.max_buffered)
@@ -74,12 +81,14 @@ class Gateway:
 
     async def __aenter__(self) -> Gateway:
         await self.upstream.__aenter__()
+        await self.quota.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         if self._tidying is not None:
             self._tidying.cancel()
         self.dispatcher.close()
+        await self.quota.__aexit__(*exc)
         await self.upstream.__aexit__(*exc)
 
     @property
@@ -96,6 +105,7 @@ class Gateway:
         gone = assembly.fit(pools, settings, self.clock, self._rng)
         if settings.security.secret != before.settings.security.secret:
             self.dispatcher.jobs.reseed(assembly.seeds(settings))
+        self.quota.apply(assembly.limits(settings))
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
@@ -120,6 +130,7 @@ class Gateway:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
         yield from self.telemetry.metrics()
         yield from self.dispatcher.metrics()
+        yield from self.quota.metrics()
 
     async def wait_idle(self) -> None:
         """Returns when no request is under way."""

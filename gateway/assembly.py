@@ -6,7 +6,7 @@ import ssl
 import time
 from collections.abc import Iterable
 from random import Random
-from secrets import token_bytes
+from secrets import token_bytes, token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
@@ -17,6 +17,9 @@ from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.sharedstore import SharedStore
+from gateway.stores import MemoryStore, Store
+from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.types import ClassPolicy
@@ -76,6 +79,40 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None
             yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
+
+
+def limits(settings: schema.Config) -> dict[str, list[Limit]]:
+    """The limits of each tenant, those for all its models together first."""
+    return {
+        name: [
+            *_limits("", tenant.limits),
+            *(each for model, told in tenant.limits.models.items() for each in _limits(model, told)),
+        ]
+        for name, tenant in settings.tenants.items()
+    }
+
+
+def _limits(model: str, told: schema.Limits) -> Iterable[Limit]:
+    for kind, amount in (
+        (Kind.REQUESTS, told.requests_per_minute),
+        (Kind.TOKENS, told.tokens_per_minute),
+    ):
+        if amount is not None:
+            yield Limit(kind, amount, max(1, round(amount * told.burst)), model)
+    if told.concurrent is not None:
+        yield Limit(Kind.CONCURRENT, told.concurrent, model=model)
+
+
+def store(settings: schema.Config, clock: Clock) -> Store:
+    """Where limits are counted."""
+    told, url = settings.state, settings.state.url.reveal()
+
+    def clock_us() -> int:
+        return int(clock() * 1e6)
+
+    if url == "memory":
+        return MemoryStore(clock_us)
+    return SharedStore(url, told.on_failure, clock_us, replica=token_hex(8), replicas=told.replicas)
 
 
 def seeds(settings: schema.Config) -> Seeds:

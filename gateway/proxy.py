@@ -11,6 +11,7 @@ from gateway.dispatch import Dispatcher
 from gateway.errors import UpstreamFailed
 from gateway.exchange import Exchange
 from gateway.generation import Generation
+from gateway.quota import Quota
 from gateway.upstream import Upstream
 
 
@@ -18,6 +19,7 @@ class Gateway(Protocol):
     """What the path needs."""
 
     generation: Generation
+    quota: Quota
     dispatcher: Dispatcher
     upstream: Upstream
 
@@ -28,7 +30,7 @@ async def proxy(gw: Gateway, client: Client, x: Exchange) -> None:
     tenant = began.keys.identify(client.raw_headers)  # 401
     call = wire.parse(x.endpoint, client.content_type, await client.body(), began.catalog, tenant)  # 400 404 413
     x.identify(tenant, client.address(call, x.request_id))
-    with client.present():
+    async with client.present(), gw.quota.hold(x):  # 429           | settle
         while True:
             try:
                 async with (
