@@ -33,6 +33,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Dialect, Exchange, Header
 from gateway.jobs import Jobs
+from gateway.ledger import Ledger
 from gateway.metrics import Family
 from gateway.models import Models
 from gateway.proxy import proxy
@@ -64,6 +65,7 @@ class Gateway:
         self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
         self.telemetry = Telemetry(log, time.time)
+        self.ledger = Ledger(time.time)
         self.buffers = Buffers(settings.server.max_buffered)
         self.draining = False
         self.active: set[Exchange] = set()
@@ -130,6 +132,8 @@ class Gateway:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
         yield from self.telemetry.metrics()
         yield from self.dispatcher.metrics()
+        yield from self.dispatcher.costs()
+        yield from self.ledger.metrics()
         yield from self.quota.metrics()
 
     async def wait_idle(self) -> None:
@@ -172,6 +176,7 @@ class Gateway:
             x.end(self.clock(), error)
             self.active.discard(x)
             self.telemetry.record(x)
+            self.ledger.record(x)
             x.let_go()
 
     def _greet(self, client: Client, x: Exchange) -> None:

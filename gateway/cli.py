@@ -16,7 +16,7 @@ from gateway import config
 from gateway.auth import new_key
 from gateway.demo import demo
 from gateway.emulate import emulate
-from gateway.problem import dotted
+from gateway.problem import document
 from gateway.serve import serve as serve_gateway
 
 
@@ -56,7 +56,8 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
     headrace serve --backend http://127.0.0.1:8001 --listen '[::1]:8080' --admin '[::1]:9090'
 
     Without a file any model name is forwarded and everybody on this machine is one tenant. SIGTERM drains: running
-    answers may finish, new requests are refused. Exit codes: 0 done, 2 bad usage or configuration, 1 anything else.
+    answers may finish, new requests are refused. SIGHUP, or a changed file, is read at once and taken if it is good.
+    Exit codes: 0 done, 2 bad usage or configuration, 1 anything else.
     """
     if (path is None) == (not backends):
         raise click.UsageError("Give either a file (-c headrace.yaml) or backends (--backend URL).")
@@ -64,8 +65,9 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
         raise click.UsageError("With a file, the addresses stand in it: server.listen and server.admin.")
     settings = _loaded(path) if path else _opened(backends, listen or "127.0.0.1:8080", admin or "127.0.0.1:9090")
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("headrace").setLevel(logging.INFO)
     try:
-        uvloop.run(serve_gateway(settings, ready=partial(_announce, as_json)))
+        uvloop.run(serve_gateway(settings, path, ready=partial(_announce, as_json)))
     except OSError as error:
         other = "server.listen or server.admin in the file" if path else "--listen or --admin"
         raise click.ClickException(f"{error.strerror or error}; choose another address: {other}.") from error
@@ -82,15 +84,10 @@ def _loaded(path: Path, as_json: bool = False) -> config.Config:
         return config.load(path)
     except config.ConfigError as error:
         if as_json:
-            click.echo(json.dumps({"problems": [_document(problem) for problem in error.problems]}))
+            click.echo(json.dumps({"problems": [document(problem) for problem in error.problems]}))
         else:
             click.echo(str(error), err=True)
         sys.exit(2)
-
-
-def _document(problem: config.Problem) -> dict[str, str | int | None]:
-    place = {"file": problem.source, "line": problem.line, "column": problem.column}
-    return place | {"key": dotted(problem.loc), "message": problem.message}
 
 
 def _opened(backends: tuple[str, ...], listen: str, admin: str) -> config.Config:

@@ -20,9 +20,10 @@ from gateway.errors import (
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
-from gateway.metrics import Family, Gauge
+from gateway.metrics import Counter, Family, Gauge
 from gateway.pool import Pool
 from gateway.reply import Clock
+from policies.shares import TimeShare
 from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
@@ -100,6 +101,18 @@ class Dispatcher:
             {(name, class_): waiting for name, pool in pools.items() for class_, waiting in pool.queued.items()}
         )
 
+    def costs(self) -> Iterator[Family]:
+        """How long backends that have a price were busy, and the price."""
+        busy = Counter("headrace_backend_busy_seconds_total", "Time in which anything ran there.", "pool", "backend")
+        price = Gauge("headrace_backend_cost_per_hour", "As configured.", "pool", "backend")
+        for name, pool in self.pools.items():
+            for backend in pool.backends.values():
+                if backend.cost_per_hour:
+                    price.values[(name, backend.name)] = backend.cost_per_hour
+                    busy.values[(name, backend.name)] = round(pool.share(backend).busy(self._clock()), 3)
+        yield busy
+        yield price
+
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits, or would have to from now on, in all pools, is told `error`."""
         for pool in self.pools.values():
@@ -114,7 +127,7 @@ class Dispatcher:
 class Slot:
     """The `async with` of one place."""
 
-    __slots__ = ("_attempt", "_clock", "_dispatcher", "_exchange", "_id", "_pool")
+    __slots__ = ("_attempt", "_clock", "_dispatcher", "_entered", "_exchange", "_id", "_pool", "_share")
 
     def __init__(self, dispatcher: Dispatcher, pool: Pool, exchange: Exchange, job_id: int, clock: Clock) -> None:
         self._dispatcher = dispatcher
@@ -123,6 +136,8 @@ class Slot:
         self._id = job_id
         self._clock = clock
         self._attempt: Attempt | None = None
+        self._share: TimeShare | None = None
+        self._entered = 0.0
 
     async def __aenter__(self) -> Attempt:
         pool, x = self._pool, self._exchange
@@ -143,13 +158,19 @@ class Slot:
         x.attempts.append(attempt)
         self._attempt = attempt
         pool.run(self._id, x)
+        if backend.cost_per_hour:
+            self._share = pool.share(backend)
+            self._entered = self._share.enter(attempt.dispatched_at)
         if x.tenant is not None and x.tenant.operator:
             self._tell(attempt, decision)
         return attempt
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None
-        self._attempt.ended_at = self._clock()
+        now = self._attempt.ended_at = self._clock()
+        if self._share is not None:
+            had_s = self._share.leave(self._entered, now)
+            self._attempt.cost = had_s * self._attempt.backend.cost_per_hour / 3600
         ending = Ending.SUCCESS
         if exc is not None:
             ending = Ending.DROPPED if isinstance(exc, UpstreamFailed) else Ending.IGNORED

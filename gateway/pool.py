@@ -13,6 +13,7 @@ from gateway.exchange import Exchange
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
+from policies.shares import TimeShare
 from policies.types import (
     BackendView,
     ClassPolicy,
@@ -44,6 +45,7 @@ class Pool:
         self.retries = retries
         self.waiting: dict[int, asyncio.Future[Placed | Drop]] = {}
         self._views: dict[str, BackendView] = {}
+        self.shares: dict[str, TimeShare] = {}
         self._within: dict[tuple[str, ...], set[str]] = {}
         self._running: dict[int, Exchange] = {}
         self._counted: dict[int, int] = {}
@@ -76,6 +78,7 @@ class Pool:
         connections any more."""
         before = self.backends
         self.backends = {backend.name: backend for backend in backends}
+        self.shares = {name: share for name, share in self.shares.items() if name in self.backends}
         for regions, names in self._within.items():
             names.clear()
             names.update(self._found(regions))
@@ -92,6 +95,10 @@ class Pool:
         """What was found out about some of the backends; what the configuration says of them holds, whatever a view
         says. Others are ignored."""
         self._show((self._views | {view.name: view for view in views}).values())
+
+    def share(self, backend: Backend) -> TimeShare:
+        """Who has how much of a backend's time."""
+        return self.shares.setdefault(backend.name, TimeShare())
 
     def within(self, regions: tuple[str, ...]) -> Set[str]:
         """The names of the backends in these regions: one set, which changes when they do. A backend that is not said

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # One line a floor, the ground first.
 PLAN = """
 policies: types rules
-policies: limits estimate prefix retry health
+policies: limits estimate prefix retry health shares
 policies: backend
 policies: queues admission routing
 policies: pool waiting
@@ -26,8 +26,9 @@ gateway: consistency exchange isolation
 gateway: config wire answers dialects reply requestlog
 gateway: reading turn jobs pool
 gateway: sse auth upstream dispatch connection requestmetrics quota
-gateway: relay telemetry logs generation
-gateway: client assembly models admin
+gateway: relay telemetry logs generation ledger
+gateway: client assembly models reload overview
+gateway: admin
 gateway: proxy
 gateway: app
 gateway: serve
