@@ -24,7 +24,7 @@ gateway: secret section address yamlfile http1 link exposition redislink
 gateway: schema errors backend catalog sharedstore
 gateway: consistency exchange isolation
 gateway: config wire answers dialects reply requestlog
-gateway: reading turn jobs pool
+gateway: reading turn jobs pool given
 gateway: sse auth upstream dispatch connection requestmetrics quota
 gateway: relay telemetry logs generation ledger
 gateway: client assembly models reload overview
@@ -49,7 +49,8 @@ loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
 loadtests: capacity decision
-gateway: demo emulate
+gateway: demo emulate keys
+gateway: tenants
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
