@@ -123,8 +123,14 @@ class GatewayProcess:
 
     async def admin(self, path: str, method: str = "GET", token: str = TOKEN) -> httpx.Response:
         """From the admin port, with its token."""
-        headers = {"authorization": f"Bearer {token}"}
-        return await self._http.request(method, f"http://127.0.0.1:{self.admin_port}{path}", headers=headers)
+        return await self.asked(method, path, {"authorization": f"Bearer {token}".encode()})
+
+    async def asked(self, method: str, path: str, headers: Mapping[str, bytes]) -> httpx.Response:
+        """From the admin port, with these headers."""
+        url = f"http://127.0.0.1:{self.admin_port}{path}"
+        return await self._http.request(
+            method, url, headers=[(name.encode(), value) for name, value in headers.items()]
+        )
 
     def write(self, told: dict[str, Any] | str) -> None:
         """Replace the configuration file at once, as a careful writer does; the listeners stay unless `told` says."""
