@@ -25,6 +25,7 @@ from gateway.exchange import Exchange
 from gateway.exposition import content_type, exposed
 from gateway.metrics import Family
 from gateway.reply import Clock
+from gateway.vitals import Vitals
 
 MAX_BODY = 8 * 2**20  # of a request to be explained
 Handler = Callable[[Request], Awaitable[Response]]
@@ -39,6 +40,7 @@ class Subject(Protocol):
     catalog: Catalog
     dispatcher: Dispatcher
     clock: Clock
+    vitals: Vitals
 
     def not_ready(self) -> str: ...
     def metrics(self) -> Iterable[Family]: ...
@@ -75,8 +77,11 @@ class Admin:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus, in the format that it asks for."""
-        kind = content_type(request.headers.get("accept", ""))
-        return Response(exposed(self._subject.metrics(), kind), headers={"content-type": kind})
+        subject, kind = self._subject, content_type(request.headers.get("accept", ""))
+        began_at = subject.clock()
+        body = exposed(subject.metrics(), kind)
+        subject.vitals.scraped(subject.clock() - began_at)
+        return Response(body, headers={"content-type": kind})
 
     async def explain(self, request: Request) -> Response:
         """`POST /admin/explain?tenant=NAME[&path=/v1/chat/completions]` with a request body: where it would go and

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 from collections.abc import Iterable
 from random import Random
@@ -15,6 +17,8 @@ from gateway.catalog import ANY, Catalog, Model, Tenant
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.tracing import Collector, Tracer
+from gateway.vitals import installed_version
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.types import BackendView, ClassPolicy
@@ -58,10 +62,24 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             trust_group=group,
             salt=salt(secret, group) if secret else "",
             operator=told.operator,
+            content=told.content,
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None
             yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
+
+
+def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
+    """None where the configuration names no collector."""
+    told = settings.telemetry
+    if told.otlp is None:
+        return None
+    resource = {
+        "service.name": "headrace",
+        "service.version": installed_version(),
+        "service.instance.id": f"{socket.gethostname()}:{settings.server.listen.port}:{os.getpid()}",
+    }
+    return Tracer(Collector(told.otlp.reveal(), resource), told.sample, rng)
 
 
 def seeds(settings: schema.Config) -> Seeds:

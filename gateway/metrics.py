@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 Key = tuple[str, ...]
+K = TypeVar("K", bound=Key)
 
 # Bounds in seconds. Objectives lie at 0.1 to 10 s: they are bounds there, so that a share of requests is exact.
 SECONDS = (
@@ -65,9 +66,9 @@ class Gauge(Numbers):
 
     kind = "gauge"
 
-    def of(self, values: Mapping[Key, float]) -> Gauge:
+    def of(self, values: Mapping[K, float]) -> Gauge:
         """The same family, with these values."""
-        self.values = defaultdict(int, values)
+        self.values.update((key, value) for key, value in values.items())
         return self
 
 

@@ -18,13 +18,13 @@ policies: backend
 policies: queues admission routing
 policies: pool waiting
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes metrics
-gateway: secret section address yamlfile http1 link exposition
+gateway: units problem inflate envelope multipart frames usage processes metrics tracecontext
+gateway: secret section address yamlfile http1 link exposition vitals
 gateway: schema errors backend catalog
 gateway: consistency exchange isolation
-gateway: config wire answers dialects reply requestlog
-gateway: reading turn jobs pool
-gateway: sse auth upstream dispatch connection requestmetrics
+gateway: config wire answers dialects reply timeline
+gateway: reading turn jobs pool requestlog spans
+gateway: sse auth upstream dispatch connection requestmetrics tracing
 gateway: relay telemetry logs
 gateway: client assembly models admin
 gateway: proxy
