@@ -86,9 +86,9 @@ def parts(x: Exchange) -> Parts:
 
 def tpot_s(meter: Metered) -> float | None:
     """Seconds from a token to the next on average: from the first to the last, by the engine's count where it tells.
-    None where there were no two."""
+    None where there were no two; 0 where all came at once."""
     tokens = meter.tokens - 1
-    return meter.gap_sum / tokens if tokens > 0 and meter.gap_sum > 0.0 else None
+    return meter.gap_sum / tokens if tokens > 0 else None
 
 
 def phase(x: Exchange) -> Phase:

@@ -56,9 +56,9 @@ def test_parts_of_a_second_try_count_both_backends() -> None:
 
 
 def test_time_per_token_leaves_the_first_one_out() -> None:
-    """From the first to the last; none where there is one token only, or all came at once."""
-    assert tpot_s(Scripted(1.0, 1.5, 2.0)) == 0.5
-    assert tpot_s(Scripted(1.0)) is tpot_s(Scripted()) is tpot_s(Scripted(1.0, 1.0)) is None
+    """From the first to the last; none where there is one token only."""
+    assert tpot_s(Scripted(1.0, 1.5, 2.0)) == 0.5 and tpot_s(Scripted(1.0, 1.0)) == 0.0
+    assert tpot_s(Scripted(1.0)) is tpot_s(Scripted()) is None
 
 
 @pytest.mark.parametrize(
