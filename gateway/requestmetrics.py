@@ -71,6 +71,7 @@ class RequestMetrics:
             bounds=GAP_BOUNDS_S,
         )
         self.oneshot = OneShotMetrics()
+        self._series: dict[tuple[str, str], Series] = {}
 
     def metrics(self) -> Iterator[Family]:
         """All of them."""
@@ -93,15 +94,17 @@ class RequestMetrics:
         if not x.endpoint.generates:
             self.oneshot.count(x, model)
             return
-        total = x.ended_at - x.received_at
-        request = self.request.child(key)
-        request.observe(total)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = Series(self, key)
+        series.request.observe(x.ended_at - x.received_at)
+        meter = x.meter
+        if meter is not None:
+            self._count_tokens(meter, model, tenant)
+            if meter.first_token_at is not None:
+                series.count(x, meter, spent)
         if trace[0]:
-            request.show(total, *trace)
-        if x.meter is not None:
-            self._count_answer(x, x.meter, key, tenant)
-            if x.meter.first_token_at is not None:
-                self._count_stream(x, x.meter, spent, trace)
+            series.show(x, trace)
 
     def _judge(self, verdict: Verdict, key: tuple[str, str], tenant: str) -> None:
         model, class_ = key
@@ -116,8 +119,8 @@ class RequestMetrics:
         if verdict.itl is not None:
             objectives[(*key, "itl", "met" if verdict.itl else "missed")] += 1
 
-    def _count_answer(self, x: Exchange, meter: Metered, key: tuple[str, str], tenant: str) -> None:
-        model, usage, tokens = key[0], meter.usage, self.tokens.values
+    def _count_tokens(self, meter: Metered, model: str, tenant: str) -> None:
+        usage, tokens = meter.usage, self.tokens.values
         if usage is None:
             tokens[(model, tenant, "output")] += meter.tokens
             return
@@ -126,19 +129,33 @@ class RequestMetrics:
         if usage.cached:
             tokens[(model, tenant, "cached")] += usage.cached
 
-    def _count_stream(self, x: Exchange, meter: Metered, spent: Parts, trace: tuple[str, float]) -> None:
-        assert x.call is not None
-        key, total = (x.call.label, x.class_), sum(spent)
-        ttft = self.ttft.child(key)
-        ttft.observe(total)
-        if trace[0]:
-            ttft.show(total, *trace)
-        for part, seconds in zip(PARTS, spent, strict=True):
-            self.ttft_parts.child((*key, part)).observe(seconds)
-        self.gaps.child(key).add(meter.gap_counts, meter.gap_sum)
-        pace = tpot_s(meter)
-        if pace is not None and not x.fault:
-            self.tpot.child(key).observe(pace)
+
+class Series:
+    """The distributions of one model and class."""
+
+    __slots__ = ("gaps", "parts", "request", "tpot", "ttft")
+
+    def __init__(self, families: RequestMetrics, key: tuple[str, str]) -> None:
+        self.request = families.request.child(key)
+        self.ttft = families.ttft.child(key)
+        self.parts = [families.ttft_parts.child((*key, part)) for part in PARTS]
+        self.gaps = families.gaps.child(key)
+        self.tpot = families.tpot.child(key)
+
+    def count(self, x: Exchange, meter: Metered, spent: Parts) -> None:
+        """A stream has ended that had begun."""
+        self.ttft.observe(sum(spent))
+        for part, seconds in zip(self.parts, spent, strict=True):
+            part.observe(seconds)
+        self.gaps.add(meter.gap_counts, meter.gap_sum)
+        if not x.fault and (pace := tpot_s(meter)) is not None:
+            self.tpot.observe(pace)
+
+    def show(self, x: Exchange, trace: tuple[str, float]) -> None:
+        """It can be looked up as a trace."""
+        self.request.show(x.ended_at - x.received_at, *trace)
+        if x.ttft_s is not None:
+            self.ttft.show(x.ttft_s, *trace)
 
 
 class OneShotMetrics:

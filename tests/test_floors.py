@@ -30,7 +30,7 @@ gateway: client assembly models admin
 gateway: proxy
 gateway: app
 gateway: serve
-loadtests: kvcache profiles tracefile
+loadtests: kvcache profiles tracefile scrape
 loadtests: batch scenario traces
 loadtests: engine workload
 loadtests: fleet results router
