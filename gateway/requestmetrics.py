@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import product
 
 from gateway.errors import Fault
 from gateway.exchange import Exchange, Metered
 from gateway.metrics import BYTES, Counter, Family, Histogram
 from gateway.reading import GAP_BOUNDS_S
-from gateway.timeline import Parts, Verdict, phase, tpot_s
+from gateway.timeline import Objective, Parts, Verdict, phase, tpot_s
 from policies.types import Wait
 
 UNKNOWN = "unknown"  # the label of what was refused before it was known
+RESULTS = ("missed", "met")
 PARTS = ("gateway", "queue", "connect", "backend")
 
 
@@ -80,6 +82,13 @@ class RequestMetrics:
         yield from (self.request, self.ttft, self.ttft_parts, self.gaps, self.tpot)
         yield from self.oneshot.metrics()
 
+    def begin(self, objectives: Mapping[str, Objective], classes: Iterable[str]) -> None:
+        """Objectives are told from the start, with nothing met or missed: a rate needs a first value."""
+        for model, objective in objectives.items():
+            told = {"availability": True, "ttft": objective.ttft_s is not None, "itl": objective.itl_s is not None}
+            for key in product((model,), classes, (name for name, there in told.items() if there), RESULTS):
+                self.objectives.values[key] += 0
+
     def count(self, x: Exchange, tenant: str, spent: Parts, verdict: Verdict | None, trace: tuple[str, float]) -> None:
         """A request has ended. `trace` is the id of the trace that is kept of it, or nothing, and the wall clock."""
         model = x.call.label if x.call is not None else UNKNOWN
@@ -113,11 +122,11 @@ class RequestMetrics:
         else:
             self.misses.values[(model, tenant, class_, verdict.cause)] += 1
         objectives = self.objectives.values
-        objectives[(*key, "availability", "met" if verdict.available else "missed")] += 1
+        objectives[(*key, "availability", RESULTS[verdict.available])] += 1
         if verdict.ttft is not None:
-            objectives[(*key, "ttft", "met" if verdict.ttft else "missed")] += 1
+            objectives[(*key, "ttft", RESULTS[verdict.ttft])] += 1
         if verdict.itl is not None:
-            objectives[(*key, "itl", "met" if verdict.itl else "missed")] += 1
+            objectives[(*key, "itl", RESULTS[verdict.itl])] += 1
 
     def _count_tokens(self, meter: Metered, model: str, tenant: str) -> None:
         usage, tokens = meter.usage, self.tokens.values

@@ -7,16 +7,16 @@ from itertools import islice
 from random import Random
 
 from gateway.exchange import Exchange
-from gateway.metrics import Family, Gauge
+from gateway.metrics import Family
 from gateway.requestlog import request_line
 from gateway.requestmetrics import UNKNOWN, PoolMetrics, RequestMetrics
-from gateway.schema import Config
+from gateway.schema import ANY_MODEL, Config
 from gateway.spans import Finished, Setting
 from gateway.timeline import Objective, parts, verdict
 from gateway.tracing import Tracer
 
 SHOWN = 64 * 1024  # bytes of a prompt that a trace may hold
-OTHER = "other"  # the label of tenants beyond the cap
+OTHER = "other"  # the label of tenants beyond the cap, and of models that have no name of their own
 NO_OBJECTIVE = Objective()
 
 
@@ -39,16 +39,17 @@ class Telemetry:
         self._pools = PoolMetrics()
         self._tenants: Collection[str] = ()
         self._objectives: dict[str, Objective] = {}
-        self._costs: dict[tuple[str, ...], float] = {}
-        self._generation = 0
         self._log_share = 1.0
 
     def configure(self, settings: Config, generation: int) -> None:
         """From now on it is as in `settings`, the `generation`-th that this process has."""
-        self._generation = generation
         self._log_share = settings.telemetry.log_sample
         self._tenants = frozenset(islice(settings.tenants or ("anonymous",), settings.telemetry.tenants))
-        self._objectives = {name: Objective(told.slo.ttft, told.slo.itl) for name, told in settings.models.items()}
+        self._objectives = {
+            OTHER if name == ANY_MODEL else name: Objective(told.slo.ttft, told.slo.itl)
+            for name, told in settings.models.items()
+        }
+        self._requests.begin(self._objectives, settings.classes)
         if self._tracer is not None:
             self._tracer.share = settings.telemetry.sample
             self._tracer.setting = Setting(
@@ -56,11 +57,6 @@ class Telemetry:
                 {name: str(told.engine) for name, told in settings.pools.items()},
                 {name: told.upstream_name for name, told in settings.models.items() if told.upstream_name},
             )
-        self._costs = {
-            (pool, backend.url): backend.cost_per_hour
-            for pool, told in settings.pools.items()
-            for backend in told.backends
-        }
 
     def record(self, x: Exchange) -> None:
         """The one place where a request is counted and logged."""
@@ -86,9 +82,6 @@ class Telemetry:
         """What is told of requests. Backends that are not `alive`, each by its pool and name, are forgotten."""
         yield from self._requests.metrics()
         yield from self._pools.metrics(alive)
-        yield Gauge("headrace_cost_per_hour", "What a backend costs, as configured.", "pool", "backend").of(self._costs)
-        text = "How many configurations this process has served with, the present one included."
-        yield Gauge("headrace_config_generation", text).of({(): self._generation})
 
 
 def _prompt(x: Exchange) -> str:

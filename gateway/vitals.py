@@ -25,7 +25,7 @@ class Vitals:
         self._began_at = wall_clock()
         self._lag = Histogram("headrace_loop_lag_seconds", "How late timers of the event loop come.", bounds=LAG_S)
         self._scrape = Histogram(
-            "headrace_scrape_seconds", "Time of the event loop that a scrape of the metrics took.", bounds=LAG_S
+            "headrace_exposition_seconds", "Time of the event loop that answering a scrape took.", bounds=LAG_S
         )
         self._task: asyncio.Task[None] | None = None
 
