@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from hypothesis import given
@@ -18,6 +19,7 @@ from policies.types import Dispatch, Job, Usage
 
 ENDPOINT = Endpoint("/v1/chat/completions")
 NEVER = float(2**40)
+NAMED = attrgetter("name")
 
 
 @dataclass
@@ -46,7 +48,8 @@ class Meter:
 
 def exchange(tenant: str = "t", model: str = "m", outcome: str = "ok", *costs: float, **meter: Any) -> Exchange:
     """One that has ended."""
-    x = Exchange("r", 0.0, ENDPOINT, Tenant(tenant), Call(ENDPOINT, model, model, "p", []), outcome=outcome)
+    x = Exchange("r", 0.0, ENDPOINT, outcome=outcome)
+    x.tenant, x.call = Tenant(tenant), Call(ENDPOINT, model, model, "p", [])
     for cost in costs:
         x.attempts.append(
             Attempt(Backend("b", "p", "h", 1, b"h"), Dispatch(Job(1, "t", 0.0), "b"), 0.0, print, cost=cost)
@@ -57,7 +60,7 @@ def exchange(tenant: str = "t", model: str = "m", outcome: str = "ok", *costs: f
 
 def test_requests_are_summed_by_tenant_and_model() -> None:
     """What the engine reported; of one that broke off, the tokens that were seen; every attempt's cost."""
-    ledger = Ledger(Clock())
+    ledger = Ledger(Clock(), NAMED)
     ledger.record(exchange("a", "m", "ok", 0.5, usage=Usage(100, 20, 60)))
     ledger.record(exchange("a", "m", "ok", 0.25, 0.25, usage=Usage(10, 2)))
     ledger.record(exchange("a", "m", "client_disconnect", 0.2, tokens=7))
@@ -91,7 +94,7 @@ def test_requests_are_summed_by_tenant_and_model() -> None:
 
 def test_strangers_are_not_booked() -> None:
     """Whoever has no key or asks for no model that there is."""
-    ledger = Ledger(Clock())
+    ledger = Ledger(Clock(), NAMED)
     ledger.record(Exchange("r", 0.0, ENDPOINT, outcome="invalid_api_key"))
     assert ledger.rows(0, NEVER) == []
 
@@ -99,7 +102,7 @@ def test_strangers_are_not_booked() -> None:
 def test_hours_are_told_apart() -> None:
     """By when a request ended; the report begins with a whole hour and ends before one."""
     clock = Clock()
-    ledger = Ledger(clock)
+    ledger = Ledger(clock, NAMED)
     start = clock.now
     for hour in range(3):
         clock.now = start + hour * HOUR_S + 60
@@ -115,7 +118,7 @@ def test_hours_are_told_apart() -> None:
 def test_old_hours_go() -> None:
     """And the report says since when it is complete."""
     clock = Clock()
-    ledger = Ledger(clock, kept_hours=3)
+    ledger = Ledger(clock, NAMED, kept_hours=3)
     begun = ledger.since
     for _ in range(3):
         ledger.record(exchange())
@@ -130,7 +133,7 @@ def test_old_hours_go() -> None:
 def test_memory_is_bounded_and_nothing_is_booked_twice(events: list[tuple[int, int, int]]) -> None:
     """Never more rows than allowed beside those of the hour at work; what is kept of an hour is all of it."""
     clock, most = Clock(), 20
-    ledger = Ledger(clock, kept_hours=5, most=most)
+    ledger = Ledger(clock, NAMED, kept_hours=5, most=most)
     booked: dict[int, int] = {}
     for passed, tenant, model in events:
         clock.now += passed * HOUR_S
@@ -146,7 +149,7 @@ def test_memory_is_bounded_and_nothing_is_booked_twice(events: list[tuple[int, i
 
 def test_a_spreadsheet_reads_it() -> None:
     """Names with commas, quotes and line breaks stay one field."""
-    ledger = Ledger(Clock())
+    ledger = Ledger(Clock(), NAMED)
     ledger.record(exchange('a,"b"\n', "m", "ok", 0.5))
     for hourly in (False, True):
         text = as_csv(ledger.rows(0, NEVER, hourly=hourly), hourly=hourly)
