@@ -59,7 +59,8 @@ def test_tenants_stand_as_they_use(gateway: Service) -> None:
     with httpx.stream(
         "POST", f"{gateway.api}/v1/chat/completions", json=CHAT | long, headers=headers, timeout=60
     ) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: httpx closes what nobody reads
+        assert next(lines)
         acme, globex = admin(gateway, "tenants").json()["tenants"]
         assert (acme["tenant"], acme["running"], acme["waiting"], acme["weight"]) == ("acme", 1, 0, 2.0)
         limits = {(limit["kind"], limit["model"]): limit for limit in acme["limits"]}
