@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Iterable
 from random import Random
-from secrets import token_bytes, token_hex
+from secrets import token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
@@ -25,10 +25,12 @@ from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
 from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
+from policies.rules import Rules
 from policies.scheduler import Scheduler
-from policies.types import ClassPolicy
+from policies.types import BATCH, ClassPolicy
 
 ANONYMOUS = "anonymous"
+UNKEYED = b"headrace"
 
 
 def generation(number: int, settings: schema.Config, created: int, used: dict[bytes, float]) -> Generation:
@@ -134,8 +136,9 @@ def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
 
 
 def seeds(settings: schema.Config) -> Seeds:
-    """Keyed by the configured secret, so that replicas agree, or by one of this process."""
-    return Seeds(_secret(settings) or token_bytes(32))
+    """Keyed by the configured secret. Without one there is nobody to keep apart, and replicas and restarts must still
+    agree on whose favourite a prompt is."""
+    return Seeds(_secret(settings) or UNKEYED)
 
 
 def _secret(settings: schema.Config) -> bytes:
@@ -146,12 +149,12 @@ def _secret(settings: schema.Config) -> bytes:
 def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Random) -> list[Backend]:
     """Make the pools what the configuration says: those that it names are changed, or made with all their backends
     open; others stay as they are. Returns the backends that left a pool."""
-    classes = _classes(settings)
+    classes = [_class(label, told) for label, told in settings.classes.items()]
     gone: list[Backend] = []
     for name, told in settings.pools.items():
         pool = pools.get(name)
         if pool is None:
-            scheduler = Scheduler(rng, routing=told.routing, classes=classes)
+            scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
             retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
             pools[name] = Pool(name, backends(name, told), scheduler, retries, clock)
             continue
@@ -161,17 +164,25 @@ def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Rand
     return gone
 
 
-def _classes(settings: schema.Config) -> list[ClassPolicy]:
-    return [
-        ClassPolicy(
-            name,
-            told.max_queued,
-            told.max_queued_tokens,
-            max_wait_s=told.max_wait,
-            ceiling=told.ceiling,
-        )
-        for name, told in settings.classes.items()
-    ]
+def _rules(settings: schema.Config, pool: str) -> Rules:
+    """The scheduler's constants, with the strictest promise that a model of the pool makes its streams."""
+    promised = [model.slo.itl for model in settings.models.values() if model.pool == pool and model.slo.itl]
+    return Rules(objective_s=min(promised)) if promised else Rules()
+
+
+def _class(name: str, told: schema.Class) -> ClassPolicy:
+    """What may fill only a part of a pool is work that nobody watches: its streams have no objective."""
+    background = told.ceiling < 1.0
+    return ClassPolicy(
+        name,
+        told.max_queued,
+        told.max_queued_tokens,
+        max_wait_s=told.max_wait,
+        paced=not background,
+        ceiling=told.ceiling,
+        kv_ceiling=BATCH.kv_ceiling if background else 1.0,
+        floor=told.floor,
+    )
 
 
 def backends(pool: str, told: schema.Pool) -> list[Backend]:
