@@ -27,7 +27,7 @@ from gateway.section import Section
 
 LOOK_S = 0.5
 RESULTS = ("applied", "unchanged", "failed")
-# What is bound, opened or counted with from the start. \b ends a name: server.admin is meant, server.admin_token is not.
+# What is bound, opened or counted with at the start. \b ends a name: server.admin is meant, not server.admin_token.
 FIXED = re.compile(
     r"[-+~] (?:server\.(?:listen|admin|tls|keep_alive)|state|telemetry\.(?:log|otlp)|models\..+\.slo\.itl)\b"
 )
