@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange, Header
 from gateway.jobs import Jobs
+from gateway.metrics import Counter, Family, Gauge
 from gateway.stores import Account, Store, StoreAway
 from policies.limits import Denied, Kind, Limit, Need, Standing
 
@@ -32,6 +33,7 @@ NAMES = {
     kind: tuple(f"x-ratelimit-{what}-{kind}".encode() for what in ("limit", "remaining", "reset"))
     for kind in (Kind.REQUESTS, Kind.TOKENS)
 }
+MODES = ("memory", "shared", "local_share", "deny", "allow")
 NO_LIMITS = nullcontext()
 
 
@@ -125,6 +127,15 @@ class Quota:
             return NO_LIMITS
         assert x.call is not None
         return Hold(plan.of(x.call.label), x, self.jobs)
+
+    def metrics(self) -> Iterator[Family]:
+        """How limits are counted now, and what calls to the store came to."""
+        mode = Gauge("headrace_limiter_mode", "How limits are counted: 1 for the mode.", "mode")
+        mode.values.update({(name,): int(name == self.store.mode) for name in MODES})
+        yield mode
+        calls = Counter("headrace_limiter_calls_total", "Calls to the store of the limits.", "outcome")
+        calls.values.update({(outcome,): count for outcome, count in self.store.calls.items()})
+        yield calls
 
     def usage(self) -> dict[str, list[Standing]]:
         """How every limit of every tenant stands, as far as it is known here."""
