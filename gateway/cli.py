@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | check | keys`, and `demo | emulate` from their own modules."""
+"""The command line: `headrace serve | check | keys`, and `demo | emulate | logs` from their own modules."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gateway import config
 from gateway.auth import new_key
 from gateway.demo import demo
 from gateway.emulate import emulate
+from gateway.logview import logs
 from gateway.problem import dotted
 from gateway.serve import serve as serve_gateway
 
@@ -39,6 +40,7 @@ def main() -> None:
 
 main.add_command(demo)
 main.add_command(emulate)
+main.add_command(logs)
 
 
 @main.command()

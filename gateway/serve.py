@@ -56,7 +56,7 @@ async def serve(settings: Config, *, ready: Callable[[str, str], None] = lambda 
     log = LogWriter(sys.stderr.fileno())
     writers: dict[str, Callable[[bytes], None]]
     writers = {"json": log.write, "text": lambda line: log.write(as_text(line)), "off": _discard}
-    async with Gateway(settings, writers[settings.telemetry.log]) as gateway:
+    async with Gateway(settings, writers[settings.telemetry.log], log.metrics) as gateway:
         token = server.admin_token.reveal() if server.admin_token is not None else None
         servers = [
             Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gateway.app import Gateway
 from gateway.config import parse
+from gateway.logs import LogWriter
 from gateway.metrics import Family
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -16,7 +17,7 @@ EVERYTHING = "pools: {p: {backends: [{url: 'http://b'}]}}\nmodels: {m: {}}\ntele
 
 def families() -> list[Family]:
     """All there are, with every part configured."""
-    return list(Gateway(parse(EVERYTHING, environ={}), lambda line: None).metrics())
+    return list(Gateway(parse(EVERYTHING, environ={}), lambda line: None, LogWriter(2).metrics).metrics())
 
 
 def table() -> str:
