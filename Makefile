@@ -9,7 +9,7 @@ NODE_STAMP := $(NODE)/node_modules/.ready
 PROMETHEUS := .cache/prometheus/usr/bin/prometheus
 ROTEL := .cache/rotel/bin/python
 
-.PHONY: demo test test-observability check fmt bench bench-peers eval dashboards node-client lock clean
+.PHONY: demo test test-observability check fmt bench bench-peers eval replay dashboards node-client lock clean
 
 demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -40,6 +40,9 @@ bench-peers: $(STAMP)   ## install the peers, each into its own environment unde
 	@$(BIN)/python -m loadtests.peers
 
 node-client: $(if $(shell command -v npm),$(NODE_STAMP))  ## OpenAI's library for Node, where there is a Node
+
+replay: $(STAMP)       ## replay a trace over HTTP through every proxy that is installed (quarter of an hour)
+	@$(BIN)/python -m loadtests.replay
 
 eval: $(STAMP)          ## simulate the evaluation (hours; goes on where it was) into loadtests/results/
 	@$(BIN)/python -m loadtests.report --jobs $${JOBS:-1}

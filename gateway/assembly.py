@@ -20,6 +20,7 @@ from gateway.reply import Clock
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
 from policies.retry import RetryBudget
+from policies.rules import Rules
 from policies.scheduler import Scheduler
 from policies.types import BackendView, ClassPolicy
 
@@ -105,11 +106,17 @@ def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
         for name, told in settings.classes.items()
     ]
     for name, told in settings.pools.items():
-        scheduler = Scheduler(rng, routing=told.routing, classes=classes)
+        scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
         views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
         scheduler.observe(views, clock())
         retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
         yield Pool(name, [_backend(name, each.url, told) for each in told.backends], scheduler, retries, clock)
+
+
+def _rules(settings: schema.Config, pool: str) -> Rules:
+    """The scheduler's constants, with the strictest promise that a model of the pool makes its streams."""
+    promised = [model.slo.itl for model in settings.models.values() if model.pool == pool and model.slo.itl]
+    return Rules(objective_s=min(promised)) if promised else Rules()
 
 
 def _backend(pool: str, url: str, told: schema.Pool) -> Backend:

@@ -125,16 +125,21 @@ class Slot:
             try:
                 decision = await decision
             except BaseException:
-                pool.leave(self._id, Ending.IGNORED, None)
+                pool.leave(self._id, Ending.IGNORED)
                 raise
         if isinstance(decision, Drop):
             raise self._refused(decision)
-        attempt = Attempt(pool.backends[decision.backend], decision, self._clock(), on_first_token=self._first_token)
+        attempt = Attempt(
+            pool.backends[decision.backend],
+            decision,
+            self._clock(),
+            on_first_token=self._first_token,
+            tally=pool.tallies[decision.backend],
+        )
         x.attempts.append(attempt)
         if x.trace is not None:
             attempt.trace_headers = x.trace.headers(len(x.attempts))
         self._attempt = attempt
-        pool.run(self._id, x)
         if x.tenant is not None and x.tenant.operator:
             self._tell(attempt, decision)
         return attempt
@@ -150,10 +155,12 @@ class Slot:
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
             self._jobs.learn(self._exchange, usage)
-        self._pool.leave(self._id, ending, usage)
+        seen_tokens = 0 if meter is None else meter.tokens
+        self._pool.leave(self._id, ending, usage, seen_tokens, self._attempt.backend.name)
 
     def _first_token(self, now: float) -> None:
-        self._pool.first_token(self._id, now)
+        assert self._attempt is not None
+        self._pool.first_token(self._id, self._attempt.backend.name, now)
 
     def _tell(self, attempt: Attempt, decision: Dispatch) -> None:
         """An operator sees where the request went and what was expected there; nobody else may: the answers to one

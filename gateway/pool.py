@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 from gateway.backend import Backend
 from gateway.errors import GatewayError
-from gateway.exchange import Exchange
+from gateway.exchange import Tally
 from gateway.reply import Clock
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.types import Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
 
+COUNT_S = 0.01  # at most so often are all tokens counted, however fast requests come
 TICK_S = 0.02  # how often the scheduler is told of tokens while somebody waits: its debt is counted in tokens of 60 ms
-COUNT_S = 0.01  # and at most, when requests come faster than that
 
 
 class Pool:
@@ -29,9 +29,9 @@ class Pool:
         self.scheduler = scheduler
         self.retries = retries
         self.waiting: dict[int, asyncio.Future[Dispatch | Drop]] = {}
-        self._running: dict[int, Exchange] = {}
-        self._counted: dict[int, int] = {}
-        self._counted_at = 0.0
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self._told: dict[str, int] = {}  # how much of each tally
+        self._told_at = 0.0
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: GatewayError | None = None
@@ -50,13 +50,16 @@ class Pool:
     def explain(self, job: Job) -> Explanation:
         """What would happen to the job. Nothing is changed."""
         now = self._clock()
-        self._count(now)
+        self._count_all(now)
         return self.scheduler.explain(job, now)
 
     def submit(self, job: Job) -> Dispatch | Drop | asyncio.Future[Dispatch | Drop]:
         """What is decided about a job at once, or else the future of it. Raises what those who wait were told, once
         nobody may wait any more."""
         now = self._clock()
+        self._count_all(now)
+        if (dispatch := self.scheduler.at_once(job, now)) is not None:
+            return dispatch
         reason = self.scheduler.submit(job, now)
         if reason is not None:
             return Drop(job, reason, self.scheduler.retry_after(now))
@@ -64,28 +67,27 @@ class Pool:
         if decision is not None:
             return decision
         if self._refusal is not None:
-            self.leave(job.id, Ending.IGNORED, None)
+            self.leave(job.id, Ending.IGNORED)
             raise self._refusal
         waiter = self.waiting[job.id] = asyncio.get_running_loop().create_future()
         self._set_timer(now)
         return waiter
 
-    def run(self, job_id: int, x: Exchange) -> None:
-        """The job is on its backend: its tokens count from now on."""
-        self._running[job_id] = x
-
-    def leave(self, job_id: int, ending: Ending, usage: Usage | None) -> None:
-        """A job ended, or its client did before it began."""
+    def leave(
+        self, job_id: int, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0, backend: str = ""
+    ) -> None:
+        """A job ended, or its client did before it began. `seen_tokens` of output came, whatever its usage says."""
         self.waiting.pop(job_id, None)
-        self._running.pop(job_id, None)
-        self._counted.pop(job_id, None)
         now = self._clock()
-        self.scheduler.leave(job_id, now, ending, usage)
+        if backend:
+            self._count(backend, now)
+        self.scheduler.leave(job_id, now, ending, usage, seen_tokens)
         if self.waiting:
             self._pump(now)
 
-    def first_token(self, job_id: int, now: float) -> None:
+    def first_token(self, job_id: int, backend: str, now: float) -> None:
         """The backend is done with a job's prompt."""
+        self._count(backend, now)
         self.scheduler.first_token(job_id, now)
         if self.waiting:
             self._pump(now)
@@ -104,7 +106,7 @@ class Pool:
 
     def _pump(self, now: float, own_id: int = 0) -> Dispatch | Drop | None:
         """Let the scheduler decide, and hand out its decisions but the caller's own, which is returned."""
-        self._count(now)
+        self._count_all(now)
         own: Dispatch | Drop | None = None
         for decision in self.scheduler.due(now):
             waiter = self.waiting.pop(decision.job.id, None)
@@ -114,23 +116,21 @@ class Pool:
                 waiter.set_result(decision)
         return own
 
-    def _count(self, now: float) -> None:
-        """Tell the scheduler of the tokens that the streams got since the last time, backend by backend."""
-        if now - self._counted_at < COUNT_S:
-            return
-        self._counted_at = now
-        fresh: defaultdict[str, int] = defaultdict(int)
-        speaker: dict[str, int] = {}
-        for job_id, x in self._running.items():
-            meter = x.meter
-            if meter is not None and meter.first_token_at is not None:
-                backend = x.attempts[-1].backend.name
-                fresh[backend] += meter.tokens - self._counted.get(job_id, 1)  # the first token is told by itself
-                speaker[backend] = job_id
-                self._counted[job_id] = meter.tokens
-        for backend, tokens in fresh.items():
-            if tokens > 0:
-                self.scheduler.tokens(speaker[backend], tokens, now)
+    def _count_all(self, now: float) -> None:
+        """Before a decision: whether the streams of a backend can afford a prefill shows in their tokens."""
+        if now - self._told_at > COUNT_S:
+            self._told_at = now
+            for backend in self.tallies:
+                self._count(backend, now)
+
+    def _count(self, backend: str, now: float) -> None:
+        """Tell the scheduler of the tokens that a backend's streams got since the last time; also before their number
+        changes, since it takes each for an equal part of a step."""
+        tokens = self.tallies[backend].tokens
+        fresh = tokens - self._told.get(backend, 0)
+        if fresh:
+            self._told[backend] = tokens
+            self.scheduler.streamed(backend, fresh, now)
 
     def _set_timer(self, now: float) -> None:
         if self._timer is None and self.waiting:

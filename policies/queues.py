@@ -95,10 +95,10 @@ class _Place:
 
     __slots__ = ("floor", "heads", "later")
 
-    def __init__(self) -> None:
+    def __init__(self, floor: float = 0.0) -> None:
         self.heads: list[_Item] = []
         self.later: list[tuple[float, int, _Lane]] = []
-        self.floor = 0.0  # service of the tenant last served here
+        self.floor = floor  # service of the tenant last served here
 
     def first(self, limit: float, serial: count[int]) -> _Item | None:
         """The first entry among the tenants served no more than `limit`."""
@@ -170,9 +170,8 @@ class FairShare:
 
     def add(self, ticket: Ticket) -> None:
         """The ticket begins to wait."""
-        flow = self._flows.setdefault(ticket.job.tenant, _Flow())
+        flow = self._flow(ticket)
         if not flow.tickets:
-            flow.served = max(flow.served, min(map(self._floor, ticket.places), default=0.0))
             heappush(self._by_service, (flow.served, next(self._serial), flow))
         flow.tickets += 1
         flow.tokens += ticket.job.prompt_tokens
@@ -196,7 +195,9 @@ class FairShare:
         flow = self._flows[ticket.job.tenant]
         for name in ticket.lanes if ticket.parked else ticket.places:
             if (lane := flow.lanes.get(name)) is None:
-                lane = flow.lanes[name] = _Lane(flow, self._places.setdefault(name, _Place()))
+                if name not in self._places:
+                    self._places[name] = _Place(self._places[COLD].floor)
+                lane = flow.lanes[name] = _Lane(flow, self._places[name])
             key = self.key(ticket.job, ticket.cold if name == COLD else ticket.uncached(name))
             lane.push(_Item(key, ticket.seq, next(self._serial), ticket.stamp, ticket, lane))
 
@@ -231,6 +232,11 @@ class FairShare:
         self._mean_cost += (cost - self._mean_cost) * (0.02 if self._mean_cost else 1.0)
         self._serve(flow, cost / ticket.job.weight)
 
+    def serve(self, ticket: Ticket, cost: int) -> None:
+        """The ticket is dispatched without having waited."""
+        self._flow(ticket)
+        self.charge(ticket, cost)
+
     def settle(self, job: Job, difference: int) -> None:
         """The tenant's service was really `difference` tokens more (or less) than it was charged."""
         if (flow := self._flows.get(job.tenant)) is not None:
@@ -255,8 +261,20 @@ class FairShare:
         found = [item for place in places if (item := place.first(limit, self._serial)) is not None]
         return min(found, default=None)
 
-    def _floor(self, name: str) -> float:
-        return (self._places.get(name) or self._places[COLD]).floor
+    def _flow(self, ticket: Ticket) -> _Flow:
+        """The tenant's flow; if nothing of it waits, lifted to whoever was served last."""
+        if (flow := self._flows.get(ticket.job.tenant)) is None:
+            flow = self._flows[ticket.job.tenant] = _Flow()
+        if not flow.tickets:
+            flow.served = max(flow.served, self._floor(ticket))
+        return flow
+
+    def _floor(self, ticket: Ticket) -> float:
+        """The service of whoever was served last where the ticket may go. Lanes do not count: few are served there."""
+        cold = self._places[COLD]
+        if not ticket.restricted:
+            return cold.floor
+        return min(((self._places.get(name) or cold).floor for name in ticket.places), default=0.0)
 
     def _least(self) -> float:
         heap = self._by_service

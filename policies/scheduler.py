@@ -7,16 +7,15 @@ Everything that `due` returns is already counted, so no two calls give the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
 
 from policies.backend import Backend, Slot, Ticket
+from policies.choice import Choice, Considered
 from policies.estimate import Drain
 from policies.pool import Pool
 from policies.queues import FairShare, aged_shortest, by_arrival
-from policies.routing import PRICES, Load, pick, warmer
 from policies.rules import Rules
 from policies.types import (
     BATCH,
@@ -36,7 +35,8 @@ from policies.types import (
     Usage,
     Wait,
 )
-from policies.waiting import Tier, WaitingRoom
+from policies.unseen import Unseen
+from policies.waiting import WaitingRoom
 
 
 class Scheduler:
@@ -61,16 +61,15 @@ class Scheduler:
         piece_tokens: float = 256.0,
     ) -> None:
         self.rules = rules = rules or Rules()
-        self._rng = rng
-        self._price = PRICES[routing]
         self._gated = routing == "price"
         self._pool = Pool(rules, piece_tokens, gated=self._gated)
         self._admission = self._pool.admission
         key = aged_shortest(rules.ageing_s) if self._gated else by_arrival
         quantum = (rules.quantum_tokens, rules.quantum_requests) if shares else (inf, inf)
         self._room = WaitingRoom(rules, classes, lambda: FairShare(key, *quantum))
+        self._choice = Choice(routing, self._pool, self._room, rng)
         self._slots: dict[int, Slot] = {}
-        self._ends: list[tuple[float, int, Slot]] = []
+        self._unseen = Unseen(rules)
         self._lost: list[Ticket] = []
         self._drain = Drain()
         self._serial = count(1)
@@ -85,16 +84,30 @@ class Scheduler:
         """Queue the job. Returns None, or why it is refused at once."""
         if job.id in self._room.tickets or job.id in self._slots:
             raise ValueError(f"job {job.id} is already here")
-        if not self._pool.serves(job):
-            return Reason.NO_BACKEND
-        if self._room.tiers[job.class_].full(job):
-            return Reason.QUEUE_FULL
-        ticket = self._ticket(job)
-        if now > ticket.latest:
-            return self._too_late(ticket, now)
+        ticket = self._ticket(job, now)
+        if (refused := self._refused(ticket, now)) is not None:
+            return refused
         self._room.add(ticket)
         self._drain.waiting(now)
         return None
+
+    def at_once(self, job: Job, now: float) -> Dispatch | None:
+        """The dispatch of a job that need not wait while nothing else does: what `submit` and `due` would come to, the
+        queue left out. None where the decision is theirs."""
+        if self._room or self._pool.heard or job.id in self._slots:
+            return None
+        self._unseen.end(now)
+        ticket = self._ticket(job, now)
+        usable, policy = self._pool.spare(), self._room.tier(ticket).policy
+        if policy.ceiling < 1.0:
+            usable = self._admission.below_ceiling(policy, usable, self._pool.backends.values())
+        fits = self._admission.fitting(ticket, usable, now)
+        if not fits or now > ticket.latest or not policy.max_queued:
+            return None
+        if ticket.lanes and not {backend.name for backend in fits}.issuperset(ticket.lanes):
+            return None
+        chosen, considered = self._choice.cheapest(ticket, fits, self._pool.load(now))
+        return self._dispatch(ticket, chosen, considered, now)
 
     def first_token(self, job_id: int, now: float) -> None:
         """The first token of a stream has come: its prefill is over."""
@@ -105,29 +118,47 @@ class Scheduler:
             slot.backend.stream(slot, now)
 
     def tokens(self, job_id: int, n: int, now: float) -> bool:
-        """A stream got `n` more tokens after its first; n may also be the sum of several streams on its backend.
+        """A stream got `n` more tokens after its first.
 
-        Returns True when `due` should be called: the streams there can afford now what something waits for.
+        Returns True when `due` should be called: the streams there can afford now what something waits for, an unseen
+        prefill has ended there, or the first token had not been told.
         """
         slot = self._slots.get(job_id)
         if slot is None:
             return False
-        if not slot.streaming:
+        backend, begins = slot.backend, not slot.streaming
+        if begins:
             self.first_token(job_id, now)
-        backend = slot.backend
-        backend.advance(slot, n)
+        slot.output += n
+        return self._advance(backend, n, now) or begins
+
+    def streamed(self, backend: str, n: int, now: float) -> bool:
+        """The same, of all streams on a backend together: they got `n` more tokens after the first of each."""
+        known = self._pool.backends.get(backend)
+        return known is not None and known.streams > 0 and self._advance(known, n, now)
+
+    @staticmethod
+    def _advance(backend: Backend, n: int, now: float) -> bool:
+        busy = backend.in_flight > 0
+        backend.advance(n, now)
+        if busy and not backend.in_flight:
+            return True
         if backend.need_s == inf or backend.credit(now) < backend.need_s:
             return False
         backend.need_s = inf
         return True
 
-    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
-        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless."""
+    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0) -> None:
+        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless. `seen_tokens` of
+        output are what its tenant is charged where no usage was reported, if that is more than `tokens` was told of."""
         if (ticket := self._room.tickets.get(job_id)) is not None:
             self._room.remove(ticket)
+            if not self._room:
+                self._drain.empty()
         elif (slot := self._slots.pop(job_id, None)) is not None:
             if ending is Ending.SUCCESS and slot.prefilling and slot.one_shot:
                 self._pool.timed(slot, now)
+            slot.output = max(slot.output, seen_tokens)
             slot.backend.end(slot, now)
             self._pool.learn(slot, ending, usage)
             self._room.settle(slot, ending, usage)
@@ -156,12 +187,10 @@ class Scheduler:
     def due(self, now: float) -> list[Dispatch | Drop]:
         """Everything that should happen now, in order."""
         self._pool.forget_silent(now)
-        while self._ends and self._ends[0][0] <= now:
-            slot = heappop(self._ends)[2]
-            slot.backend.prefilled(slot, now)
+        self._unseen.end(now)
         late = self._room.ripe(now, self._latest)
         out: list[Dispatch | Drop] = []
-        lost, self._lost = self._lost, []
+        lost, self._lost = dict.fromkeys(self._lost), []
         gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
@@ -172,11 +201,9 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When `due` must be called next even if nothing else happens."""
-        while self._ends and not self._ends[0][2].prefilling:
-            heappop(self._ends)
-        soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
+        soonest = min(self._room.next_deadline(), self._unseen.next_end())
         if self._room:
-            soonest = min(soonest, *(backend.open_at for backend in self._pool.backends.values()))
+            soonest = min(soonest, self._pool.next_silence(), *(b.open_at for b in self._pool.backends.values()))
         return None if soonest == inf else soonest
 
     # What can be asked.
@@ -184,34 +211,17 @@ class Scheduler:
     def retry_after(self, now: float) -> float:
         """Seconds until what waits now will have been served, from 1 to 60: when a new try is worth it."""
         queued = sum(tier.queue.tokens for tier in self._room.tiers.values())
-        return min(60.0, max(1.0, queued / self._drain.rate(now, self._pool.times.rate)))
+        return min(60.0, max(1.0, queued / self._drain_rate(now)))
 
     def place(self, job: Job, now: float) -> Place:
         """Where the job stands among those of its class, waiting or not; O(waiting)."""
-        ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job))
-        return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.times.rate))
+        ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job, now))
+        return Place(ahead + 1, tokens / self._drain_rate(now))
 
     def explain(self, job: Job, now: float) -> Explanation:
         """What would happen to the job if it were submitted now. Nothing is changed."""
-        ticket, load = self._ticket(job), self._pool.load(now)
-        candidates = self._pool.candidates(ticket, self._price, load)
-        place = self.place(job, now)
-        refused: Reason | None = None
-        if not self._pool.serves(job):
-            refused = Reason.NO_BACKEND
-        elif self._room.tiers[job.class_].full(job):
-            refused = Reason.QUEUE_FULL
-        elif now > ticket.latest:
-            refused = self._too_late(ticket, now)
-        priced = [(candidate.price, candidate.backend) for candidate in candidates if candidate.price is not None]
-        if refused or not priced:
-            return Explanation(None, None if refused else Wait.TURN, refused, place, candidates)
-        unmoved = Random(0)  # noqa: S311
-        chosen = self._pool.backends[pick(priced, ticket.novel, unmoved)]
-        fits = [self._pool.backends[name] for _, name in priced]
-        if self._warmer(ticket, chosen, fits, load) is not None:
-            return Explanation(None, Wait.WARM, None, place, candidates)
-        return Explanation(chosen.name, None, None, place, candidates)
+        ticket = self._ticket(job, now)
+        return self._choice.explain(ticket, self._refused(ticket, now), self.place(job, now), now)
 
     def statistics(self, now: float) -> Statistics:
         """A snapshot."""
@@ -221,7 +231,7 @@ class Scheduler:
             queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
             backends=self._pool.statistics(now),
             prefill_rate=self._pool.times.rate,
-            drain_rate=self._drain.rate(now, self._pool.times.rate),
+            drain_rate=self._drain_rate(now),
             index_pieces=len(self._pool.index),
         )
 
@@ -246,6 +256,8 @@ class Scheduler:
             if now > self._latest(ticket):
                 out.append(self._drop(ticket, self._too_late(ticket, now), now))
                 continue
+            if ticket.parked:  # its warm backend may be open to others, and still not have the credit for this one
+                usable = [backend for backend in usable if backend.name in ticket.lanes]
             fits = self._admission.fitting(ticket, usable, now)
             if not fits:
                 self._hold(ticket, Wait.ROOM, held)
@@ -253,11 +265,10 @@ class Scheduler:
                     drained = [backend for backend in usable if ticket.job.allows(backend.name)]
                     spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
                 continue
-            considered = [(self._price(ticket, backend, load), backend.name) for backend in fits]
-            chosen = self._pool.backends[pick(considered, ticket.novel, self._rng)]
-            if ticket.patient and self._worth_waiting(ticket, chosen, fits, load):
+            chosen, considered = self._choice.cheapest(ticket, fits, load)
+            if ticket.patient and self._choice.worth_waiting(ticket, chosen, fits, load):
                 continue
-            if self._peer_first(tier, ticket, chosen):
+            if self._choice.peer_first(tier, ticket, chosen):
                 self._hold(ticket, Wait.PEER, held)
                 continue
             out.append(self._dispatch(ticket, chosen, considered, now))
@@ -267,26 +278,27 @@ class Scheduler:
         for ticket in held:
             self._room.tier(ticket).queue.show(ticket)
 
-    def _dispatch(self, ticket: Ticket, backend: Backend, considered: list[tuple[float, str]], now: float) -> Dispatch:
+    def _dispatch(self, ticket: Ticket, backend: Backend, considered: Considered, now: float) -> Dispatch:
         job, uncached = ticket.job, ticket.uncached(backend.name)
         cost = uncached + self.rules.output_weight * job.output_tokens
         took = self._pool.times.expect(uncached, job.prompt_tokens) / backend.view.speed
         paced = self._room.tier(ticket).policy.paced and job.output_tokens > 0
         slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost, took, paced)
-        if not job.streamed and not slot.one_shot:
-            heappush(self._ends, (now + backend.left(now) + took, next(self._serial), slot))
-        self._room.charge(ticket, cost)
-        self._room.remove(ticket)
+        self._room.dispatched(ticket, cost)
         self._slots[job.id] = slot
-        backend.start(slot, now)
+        self._unseen.start(slot, now)
         backend.turn = next(self._serial)
         self._pool.index.insert(job.prefix, backend.name)
         self._drain.served(job.prompt_tokens, now)
         waited = now - job.arrived
-        why = (ticket.waited_for or Wait.TURN) if waited > 0.0 else None
+        why = (ticket.waited_for or Wait.TURN) if now > ticket.since else None
         saved = job.prompt_tokens - uncached
         missed, prices = uncached - ticket.least, tuple(considered)
         return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, prices, missed)
+
+    def _drain_rate(self, now: float) -> float:
+        """Tokens per second that leave the queue; before that was measured, what all backends should prefill."""
+        return self._drain.rate(now, self._pool.times.rate * max(1, len(self._pool.backends)))
 
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)
@@ -297,39 +309,8 @@ class Scheduler:
         ticket.waited_for = why
         held.append(ticket)
 
-    def _worth_waiting(self, ticket: Ticket, chosen: Backend, fits: list[Backend], load: Load) -> bool:
-        """Parks the ticket if a shut backend of its lanes is worth waiting for, and there is time."""
-        if self._warmer(ticket, chosen, fits, load) is None:
-            return False
-        self._room.park(ticket, self._patience(ticket, chosen))
-        return True
-
-    def _warmer(self, ticket: Ticket, chosen: Backend, fits: list[Backend], load: Load) -> Backend | None:
-        if not (self._gated and self.rules.wait_for_warm and ticket.lanes) or load.now >= self._patience(
-            ticket, chosen
-        ):
-            return None
-        lanes = [self._pool.backends[name] for name in ticket.lanes]
-        waitable = (Gate.OPEN, Gate.PREFILL)
-        shut = [b for b in lanes if b not in fits and self._admission.gate(b) in waitable]
-        return warmer(ticket, chosen, shut, load)
-
-    def _patience(self, ticket: Ticket, chosen: Backend) -> float:
-        """Until when the ticket may wait for a warm backend instead of going to `chosen`."""
-        job = ticket.job
-        latest = self._room.latest(job, self._pool.known_time(ticket.uncached(chosen.name), job.prompt_tokens))
-        return latest - self.rules.patience * (latest - job.arrived)
-
-    def _peer_first(self, tier: Tier, ticket: Ticket, chosen: Backend) -> bool:
-        """Whether another gateway's head goes before a large prefill of ours there."""
-        uncached = ticket.uncached(chosen.name)
-        if chosen.remote_head == inf or uncached <= self.rules.budget_tokens:
-            return False
-        ours = tier.queue.key(ticket.job, uncached)
-        return tier.policy.ceiling < 1.0 or ours > chosen.remote_head + self.rules.peer_margin
-
-    def _ticket(self, job: Job) -> Ticket:
-        ticket = Ticket(job, next(self._serial), job.candidates is not None or bool(job.tried))
+    def _ticket(self, job: Job, now: float) -> Ticket:
+        ticket = Ticket(job, next(self._serial), now, job.candidates is not None or bool(job.tried))
         self._pool.assess(ticket)
         self._pool.enlane(ticket)
         ticket.latest = self._latest(ticket)
@@ -337,6 +318,13 @@ class Scheduler:
 
     def _latest(self, ticket: Ticket) -> float:
         return self._room.latest(ticket.job, self._pool.known_time(ticket.least, ticket.job.prompt_tokens))
+
+    def _refused(self, ticket: Ticket, now: float) -> Reason | None:
+        if not self._pool.serves(ticket.job):
+            return Reason.NO_BACKEND
+        if self._room.tier(ticket).full(ticket.job):
+            return Reason.QUEUE_FULL
+        return self._too_late(ticket, now) if now > ticket.latest else None
 
     def _too_late(self, ticket: Ticket, now: float) -> Reason:
         longest = self._room.tier(ticket).policy.max_wait_s

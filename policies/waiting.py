@@ -131,14 +131,19 @@ class WaitingRoom:
                 return tier, ticket, usable
         return None
 
-    def charge(self, ticket: Ticket, cost: int) -> None:
-        """`cost` tokens of service went to the ticket: its tenant has had them, other classes are owed their floors."""
+    def dispatched(self, ticket: Ticket, cost: int) -> None:
+        """The ticket goes to a backend, for `cost` tokens of service: its tenant has had them, other classes are owed
+        their floors. It may never have waited."""
         own = self.tier(ticket)
+        if ticket.job.id not in self.tickets:
+            own.queue.serve(ticket, cost)
+            return
         own.queue.charge(ticket, cost)
         own.owed = max(own.owed, 0.0) - cost
         for tier in self.tiers.values():
             if tier.queue.requests:
                 tier.owed = min(tier.owed + tier.policy.floor * cost, self.rules.quantum_tokens)
+        self.remove(ticket)
 
     def settle(self, slot: Slot, ending: Ending, usage: Usage | None) -> None:
         """The slot has ended: its tenant is charged what it really cost. What a failed backend had of it is given
@@ -158,9 +163,9 @@ class WaitingRoom:
         tokens = 0
         for name, tier in self.tiers.items():
             if name == ticket.job.class_:
-                key = tier.queue.key(ticket.job, ticket.least)
+                place = tier.queue.key(ticket.job, ticket.least), ticket.seq
                 others = [t for t in self.tickets.values() if t.job.class_ == name and t is not ticket]
-                before = [t.job.prompt_tokens for t in others if tier.queue.key(t.job, t.least) < key]
+                before = [t.job.prompt_tokens for t in others if (tier.queue.key(t.job, t.least), t.seq) < place]
                 return len(before), tokens + sum(before)
             tokens += tier.queue.tokens
         return 0, tokens

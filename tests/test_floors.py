@@ -15,8 +15,9 @@ PLAN = """
 policies: types rules
 policies: limits estimate prefix retry health
 policies: backend
-policies: queues admission routing
+policies: queues admission routing unseen
 policies: pool waiting
+policies: choice
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics tracecontext
 gateway: secret section address yamlfile http1 link exposition vitals
@@ -38,10 +39,10 @@ loadtests: gateways immediate simulation
 loadtests: queued
 loadtests: baselines
 loadtests: simulate
-loadtests: experiments
+loadtests: experiments goals
 loadtests: machine origin scoreboard prose httpd gauges llamacpp
 loadtests: loadgen asks live
-loadtests: peers speech
+loadtests: peers speech replayed
 loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
