@@ -31,6 +31,8 @@ def test_b142_series_of_backends_that_are_gone_disappear() -> None:
     metrics = PoolMetrics()
     for number in range(50):
         metrics.count(exchange(f"http://b{number}", failure="upstream_error"), None)
+    everybody = {("p", f"http://b{number}") for number in range(50)}
+    assert exposed(metrics.metrics(everybody), TEXT).count(b"headrace_upstream_failures_total{") == 50
     alive = {("p", "http://b0"), ("p", "http://b1")}
     page = exposed(metrics.metrics(alive), TEXT).decode()
     assert page.count("headrace_upstream_failures_total{") == 2 and 'backend="http://b1"' in page
