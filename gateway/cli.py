@@ -15,6 +15,7 @@ from gateway.demo import demo
 from gateway.emulate import emulate
 from gateway.given import given
 from gateway.keys import keys
+from gateway.logview import logs
 from gateway.serve import serve as serve_gateway
 from gateway.tenants import tenants
 
@@ -40,6 +41,7 @@ main.add_command(demo)
 main.add_command(emulate)
 main.add_command(keys)
 main.add_command(tenants)
+main.add_command(logs)
 
 
 @main.command()

@@ -49,7 +49,7 @@ loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
 loadtests: capacity decision
-gateway: demo emulate keys
+gateway: demo emulate keys logview
 gateway: tenants
 gateway: cli
 """
