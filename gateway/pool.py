@@ -87,6 +87,9 @@ class Pool:
         """What is decided about a job at once, or else the future of it. Raises what those who wait were told, once
         nobody may wait any more."""
         now = self._clock()
+        self._count(now)
+        if (dispatch := self.scheduler.at_once(job, now)) is not None:
+            return dispatch
         reason = self.scheduler.submit(job, now)
         if reason is not None:
             return Drop(job, reason, self.scheduler.retry_after(now))

@@ -27,6 +27,7 @@ class Ticket:
 
     job: Job
     seq: int
+    since: float
     restricted: bool = False
     places: tuple[str, ...] = (COLD,)
     cold: int = 0

@@ -31,7 +31,7 @@ class Pool:
         self.admission: Admission = PrefillGate(rules, self.times, self.losses) if gated else FixedConcurrency()
         self.trust = 1.0  # what a token found in the index is worth, on the backends' mean
         self._piece_tokens = piece_tokens
-        self._heard: dict[str, float] = {}
+        self.heard: dict[str, float] = {}  # when each other gateway last spoke
 
     def __repr__(self) -> str:
         return f"<Pool [{', '.join(map(repr, self.backends.values()))}]>"
@@ -61,7 +61,7 @@ class Pool:
 
     def hear(self, gateway: str, loads: Sequence[RemoteLoad], now: float) -> None:
         """Another gateway has said what it has on the backends; those it does not name it has nothing on."""
-        self._heard[gateway] = now
+        self.heard[gateway] = now
         said = {load.backend: load for load in loads}
         for name, backend in self.backends.items():
             if gateway in backend.peers or name in said:
@@ -69,10 +69,10 @@ class Pool:
 
     def forget_silent(self, now: float) -> None:
         """Drop what gateways said that have not spoken for long."""
-        for gateway, heard in list(self._heard.items()):
+        for gateway, heard in list(self.heard.items()):
             if now - heard > self.rules.peer_silence_s:
                 self.hear(gateway, (), now)
-                del self._heard[gateway]
+                del self.heard[gateway]
 
     def serves(self, job: Job) -> bool:
         """Whether any backend could ever take the job."""

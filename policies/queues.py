@@ -170,9 +170,8 @@ class FairShare:
 
     def add(self, ticket: Ticket) -> None:
         """The ticket begins to wait."""
-        flow = self._flows.setdefault(ticket.job.tenant, _Flow())
+        flow = self._flow(ticket)
         if not flow.tickets:
-            flow.served = max(flow.served, min(map(self._floor, ticket.places), default=0.0))
             heappush(self._by_service, (flow.served, next(self._serial), flow))
         flow.tickets += 1
         flow.tokens += ticket.job.prompt_tokens
@@ -231,6 +230,11 @@ class FairShare:
         self._mean_cost += (cost - self._mean_cost) * (0.02 if self._mean_cost else 1.0)
         self._serve(flow, cost / ticket.job.weight)
 
+    def serve(self, ticket: Ticket, cost: int) -> None:
+        """The ticket is dispatched without having waited."""
+        self._flow(ticket)
+        self.charge(ticket, cost)
+
     def settle(self, job: Job, difference: int) -> None:
         """The tenant's service was really `difference` tokens more (or less) than it was charged."""
         if (flow := self._flows.get(job.tenant)) is not None:
@@ -254,6 +258,14 @@ class FairShare:
     def _first(self, places: list[_Place], limit: float) -> _Item | None:
         found = [item for place in places if (item := place.first(limit, self._serial)) is not None]
         return min(found, default=None)
+
+    def _flow(self, ticket: Ticket) -> _Flow:
+        """The tenant's flow; if nothing of it waits, lifted to whom its places served last."""
+        if (flow := self._flows.get(ticket.job.tenant)) is None:
+            flow = self._flows[ticket.job.tenant] = _Flow()
+        if not flow.tickets:
+            flow.served = max(flow.served, min(map(self._floor, ticket.places), default=0.0))
+        return flow
 
     def _floor(self, name: str) -> float:
         return (self._places.get(name) or self._places[COLD]).floor

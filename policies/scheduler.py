@@ -13,10 +13,10 @@ from math import inf
 from random import Random
 
 from policies.backend import Backend, Slot, Ticket
+from policies.choice import Choice, Considered
 from policies.estimate import Drain
 from policies.pool import Pool
 from policies.queues import FairShare, aged_shortest, by_arrival
-from policies.routing import PRICES, Load, pick, warmer
 from policies.rules import Rules
 from policies.types import (
     BATCH,
@@ -36,7 +36,7 @@ from policies.types import (
     Usage,
     Wait,
 )
-from policies.waiting import Tier, WaitingRoom
+from policies.waiting import WaitingRoom
 
 
 class Scheduler:
@@ -61,14 +61,13 @@ class Scheduler:
         piece_tokens: float = 256.0,
     ) -> None:
         self.rules = rules = rules or Rules()
-        self._rng = rng
-        self._price = PRICES[routing]
         self._gated = routing == "price"
         self._pool = Pool(rules, piece_tokens, gated=self._gated)
         self._admission = self._pool.admission
         key = aged_shortest(rules.ageing_s) if self._gated else by_arrival
         quantum = (rules.quantum_tokens, rules.quantum_requests) if shares else (inf, inf)
         self._room = WaitingRoom(rules, classes, lambda: FairShare(key, *quantum))
+        self._choice = Choice(routing, self._pool, self._room, rng)
         self._slots: dict[int, Slot] = {}
         self._ends: list[tuple[float, int, Slot]] = []
         self._lost: list[Ticket] = []
@@ -85,16 +84,30 @@ class Scheduler:
         """Queue the job. Returns None, or why it is refused at once."""
         if job.id in self._room.tickets or job.id in self._slots:
             raise ValueError(f"job {job.id} is already here")
-        if not self._pool.serves(job):
-            return Reason.NO_BACKEND
-        if self._room.tiers[job.class_].full(job):
-            return Reason.QUEUE_FULL
-        ticket = self._ticket(job)
-        if now > ticket.latest:
-            return self._too_late(ticket, now)
+        ticket = self._ticket(job, now)
+        if (refused := self._refused(ticket, now)) is not None:
+            return refused
         self._room.add(ticket)
         self._drain.waiting(now)
         return None
+
+    def at_once(self, job: Job, now: float) -> Dispatch | None:
+        """The dispatch of a job that need not wait while nothing else does: what `submit` and `due` would come to, the
+        queue left out. None where the decision is theirs."""
+        if self._room or self._pool.heard or job.id in self._slots:
+            return None
+        self._end_unseen(now)
+        ticket = self._ticket(job, now)
+        usable, policy = self._pool.spare(), self._room.tier(ticket).policy
+        if policy.ceiling < 1.0:
+            usable = self._admission.below_ceiling(policy, usable, self._pool.backends.values())
+        fits = self._admission.fitting(ticket, usable, now)
+        if not fits or now > ticket.latest or not policy.max_queued:
+            return None
+        if ticket.lanes and not {backend.name for backend in fits}.issuperset(ticket.lanes):
+            return None
+        chosen, considered = self._choice.cheapest(ticket, fits, self._pool.load(now))
+        return self._dispatch(ticket, chosen, considered, now)
 
     def first_token(self, job_id: int, now: float) -> None:
         """The first token of a stream has come: its prefill is over."""
@@ -156,9 +169,7 @@ class Scheduler:
     def due(self, now: float) -> list[Dispatch | Drop]:
         """Everything that should happen now, in order."""
         self._pool.forget_silent(now)
-        while self._ends and self._ends[0][0] <= now:
-            slot = heappop(self._ends)[2]
-            slot.backend.prefilled(slot, now)
+        self._end_unseen(now)
         late = self._room.ripe(now, self._latest)
         out: list[Dispatch | Drop] = []
         lost, self._lost = self._lost, []
@@ -188,30 +199,13 @@ class Scheduler:
 
     def place(self, job: Job, now: float) -> Place:
         """Where the job stands among those of its class, waiting or not; O(waiting)."""
-        ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job))
+        ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job, now))
         return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.times.rate))
 
     def explain(self, job: Job, now: float) -> Explanation:
         """What would happen to the job if it were submitted now. Nothing is changed."""
-        ticket, load = self._ticket(job), self._pool.load(now)
-        candidates = self._pool.candidates(ticket, self._price, load)
-        place = self.place(job, now)
-        refused: Reason | None = None
-        if not self._pool.serves(job):
-            refused = Reason.NO_BACKEND
-        elif self._room.tiers[job.class_].full(job):
-            refused = Reason.QUEUE_FULL
-        elif now > ticket.latest:
-            refused = self._too_late(ticket, now)
-        priced = [(candidate.price, candidate.backend) for candidate in candidates if candidate.price is not None]
-        if refused or not priced:
-            return Explanation(None, None if refused else Wait.TURN, refused, place, candidates)
-        unmoved = Random(0)  # noqa: S311
-        chosen = self._pool.backends[pick(priced, ticket.novel, unmoved)]
-        fits = [self._pool.backends[name] for _, name in priced]
-        if self._warmer(ticket, chosen, fits, load) is not None:
-            return Explanation(None, Wait.WARM, None, place, candidates)
-        return Explanation(chosen.name, None, None, place, candidates)
+        ticket = self._ticket(job, now)
+        return self._choice.explain(ticket, self._refused(ticket, now), self.place(job, now), now)
 
     def statistics(self, now: float) -> Statistics:
         """A snapshot."""
@@ -234,6 +228,12 @@ class Scheduler:
             loads.append(backend.own(now, None if head is None else head - now / self.rules.ageing_s))
         return tuple(loads)
 
+    def _end_unseen(self, now: float) -> None:
+        """Prefills whose end nobody sees end when they should."""
+        while self._ends and self._ends[0][0] <= now:
+            slot = heappop(self._ends)[2]
+            slot.backend.prefilled(slot, now)
+
     def _pump(self, now: float, out: list[Dispatch | Drop]) -> None:
         if not self._room:
             return
@@ -253,11 +253,10 @@ class Scheduler:
                     drained = [backend for backend in usable if ticket.job.allows(backend.name)]
                     spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
                 continue
-            considered = [(self._price(ticket, backend, load), backend.name) for backend in fits]
-            chosen = self._pool.backends[pick(considered, ticket.novel, self._rng)]
-            if ticket.patient and self._worth_waiting(ticket, chosen, fits, load):
+            chosen, considered = self._choice.cheapest(ticket, fits, load)
+            if ticket.patient and self._choice.worth_waiting(ticket, chosen, fits, load):
                 continue
-            if self._peer_first(tier, ticket, chosen):
+            if self._choice.peer_first(tier, ticket, chosen):
                 self._hold(ticket, Wait.PEER, held)
                 continue
             out.append(self._dispatch(ticket, chosen, considered, now))
@@ -267,7 +266,7 @@ class Scheduler:
         for ticket in held:
             self._room.tier(ticket).queue.show(ticket)
 
-    def _dispatch(self, ticket: Ticket, backend: Backend, considered: list[tuple[float, str]], now: float) -> Dispatch:
+    def _dispatch(self, ticket: Ticket, backend: Backend, considered: Considered, now: float) -> Dispatch:
         job, uncached = ticket.job, ticket.uncached(backend.name)
         cost = uncached + self.rules.output_weight * job.output_tokens
         took = self._pool.times.expect(uncached, job.prompt_tokens) / backend.view.speed
@@ -275,15 +274,15 @@ class Scheduler:
         slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost, took, paced)
         if not job.streamed and not slot.one_shot:
             heappush(self._ends, (now + backend.left(now) + took, next(self._serial), slot))
-        self._room.charge(ticket, cost)
-        self._room.remove(ticket)
+        self._room.dispatched(ticket, cost)
         self._slots[job.id] = slot
         backend.start(slot, now)
         backend.turn = next(self._serial)
         self._pool.index.insert(job.prefix, backend.name)
-        self._drain.served(job.prompt_tokens, now)
+        if now > ticket.since:  # who never waited tells nothing of how fast the queue drains
+            self._drain.served(job.prompt_tokens, now)
         waited = now - job.arrived
-        why = (ticket.waited_for or Wait.TURN) if waited > 0.0 else None
+        why = (ticket.waited_for or Wait.TURN) if now > ticket.since else None
         saved = job.prompt_tokens - uncached
         return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, tuple(considered))
 
@@ -296,39 +295,8 @@ class Scheduler:
         ticket.waited_for = why
         held.append(ticket)
 
-    def _worth_waiting(self, ticket: Ticket, chosen: Backend, fits: list[Backend], load: Load) -> bool:
-        """Parks the ticket if a shut backend of its lanes is worth waiting for, and there is time."""
-        if self._warmer(ticket, chosen, fits, load) is None:
-            return False
-        self._room.park(ticket, self._patience(ticket, chosen))
-        return True
-
-    def _warmer(self, ticket: Ticket, chosen: Backend, fits: list[Backend], load: Load) -> Backend | None:
-        if not (self._gated and self.rules.wait_for_warm and ticket.lanes) or load.now >= self._patience(
-            ticket, chosen
-        ):
-            return None
-        lanes = [self._pool.backends[name] for name in ticket.lanes]
-        waitable = (Gate.OPEN, Gate.PREFILL)
-        shut = [b for b in lanes if b not in fits and self._admission.gate(b) in waitable]
-        return warmer(ticket, chosen, shut, load)
-
-    def _patience(self, ticket: Ticket, chosen: Backend) -> float:
-        """Until when the ticket may wait for a warm backend instead of going to `chosen`."""
-        job = ticket.job
-        latest = self._room.latest(job, self._pool.known_time(ticket.uncached(chosen.name), job.prompt_tokens))
-        return latest - self.rules.patience * (latest - job.arrived)
-
-    def _peer_first(self, tier: Tier, ticket: Ticket, chosen: Backend) -> bool:
-        """Whether another gateway's head goes before a large prefill of ours there."""
-        uncached = ticket.uncached(chosen.name)
-        if chosen.remote_head == inf or uncached <= self.rules.budget_tokens:
-            return False
-        ours = tier.queue.key(ticket.job, uncached)
-        return tier.policy.ceiling < 1.0 or ours > chosen.remote_head + self.rules.peer_margin
-
-    def _ticket(self, job: Job) -> Ticket:
-        ticket = Ticket(job, next(self._serial), job.candidates is not None or bool(job.tried))
+    def _ticket(self, job: Job, now: float) -> Ticket:
+        ticket = Ticket(job, next(self._serial), now, job.candidates is not None or bool(job.tried))
         self._pool.assess(ticket)
         self._pool.enlane(ticket)
         ticket.latest = self._latest(ticket)
@@ -336,6 +304,13 @@ class Scheduler:
 
     def _latest(self, ticket: Ticket) -> float:
         return self._room.latest(ticket.job, self._pool.known_time(ticket.least, ticket.job.prompt_tokens))
+
+    def _refused(self, ticket: Ticket, now: float) -> Reason | None:
+        if not self._pool.serves(ticket.job):
+            return Reason.NO_BACKEND
+        if self._room.tier(ticket).full(ticket.job):
+            return Reason.QUEUE_FULL
+        return self._too_late(ticket, now) if now > ticket.latest else None
 
     def _too_late(self, ticket: Ticket, now: float) -> Reason:
         longest = self._room.tier(ticket).policy.max_wait_s

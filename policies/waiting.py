@@ -131,14 +131,19 @@ class WaitingRoom:
                 return tier, ticket, usable
         return None
 
-    def charge(self, ticket: Ticket, cost: int) -> None:
-        """`cost` tokens of service went to the ticket: its tenant has had them, other classes are owed their floors."""
+    def dispatched(self, ticket: Ticket, cost: int) -> None:
+        """The ticket goes to a backend, for `cost` tokens of service: its tenant has had them, other classes are owed
+        their floors. It may never have waited."""
         own = self.tier(ticket)
+        if ticket.job.id not in self.tickets:
+            own.queue.serve(ticket, cost)
+            return
         own.queue.charge(ticket, cost)
         own.owed = max(own.owed, 0.0) - cost
         for tier in self.tiers.values():
             if tier.queue.requests:
                 tier.owed = min(tier.owed + tier.policy.floor * cost, self.rules.quantum_tokens)
+        self.remove(ticket)
 
     def settle(self, slot: Slot, ending: Ending, usage: Usage | None) -> None:
         """The slot has ended: its tenant is charged what it really cost. What a failed backend had of it is given

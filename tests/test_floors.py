@@ -17,6 +17,7 @@ policies: limits estimate prefix retry health
 policies: backend
 policies: queues admission routing
 policies: pool waiting
+policies: choice
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes
 gateway: secret section address yamlfile http1 link
