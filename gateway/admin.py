@@ -6,12 +6,10 @@ None of it waits for anything but the event loop.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import msgspec
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -24,8 +22,9 @@ from gateway.catalog import Catalog
 from gateway.dispatch import Dispatcher
 from gateway.errors import INVALID_REQUEST, GatewayError, Refused
 from gateway.exchange import Exchange
+from gateway.exposition import content_type, exposed
+from gateway.metrics import Family
 from gateway.reply import Clock
-from gateway.telemetry import Telemetry
 
 MAX_BODY = 8 * 2**20  # of a request to be explained
 Handler = Callable[[Request], Awaitable[Response]]
@@ -39,10 +38,10 @@ class Subject(Protocol):
     keys: KeyRing
     catalog: Catalog
     dispatcher: Dispatcher
-    telemetry: Telemetry
     clock: Clock
 
     def not_ready(self) -> str: ...
+    def metrics(self) -> Iterable[Family]: ...
 
 
 class Admin:
@@ -51,8 +50,6 @@ class Admin:
     def __init__(self, subject: Subject, token: str | None) -> None:
         self._subject = subject
         self._token = token
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(subject.telemetry)
 
     def application(self) -> Starlette:
         """The ASGI application of the admin port."""
@@ -78,8 +75,8 @@ class Admin:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus, in the format that it asks for."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self._registry), headers={"content-type": content_type})
+        kind = content_type(request.headers.get("accept", ""))
+        return Response(exposed(self._subject.metrics(), kind), headers={"content-type": kind})
 
     async def explain(self, request: Request) -> Response:
         """`POST /admin/explain?tenant=NAME[&path=/v1/chat/completions]` with a request body: where it would go and

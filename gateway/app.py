@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from random import Random
 from secrets import token_hex
@@ -33,6 +33,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Dialect, Exchange, Header
 from gateway.jobs import Jobs
+from gateway.metrics import Family
 from gateway.models import Models
 from gateway.proxy import proxy
 from gateway.telemetry import Telemetry
@@ -58,7 +59,7 @@ class Gateway:
         pools = assembly.pools(settings, self.clock, Random())  # noqa: S311 (ties and jitter)
         self.dispatcher = Dispatcher(pools, Jobs(assembly.seeds(settings)), self.clock)
         self.upstream = Upstream(self.clock)
-        self.telemetry = Telemetry(self.dispatcher, log, time.time)
+        self.telemetry = Telemetry(log, time.time)
         self.buffers = Buffers(settings.server.max_buffered)
         self.draining = False
         self.active: set[Exchange] = set()
@@ -79,6 +80,11 @@ class Gateway:
     def not_ready(self) -> str:
         """Why no request should be sent here; empty when all is well."""
         return "draining" if self.draining else ""
+
+    def metrics(self) -> Iterator[Family]:
+        """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
+        yield from self.telemetry.metrics()
+        yield from self.dispatcher.metrics()
 
     async def wait_idle(self) -> None:
         """Returns when no request is under way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 from gateway.errors import (
@@ -19,6 +19,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
+from gateway.metrics import Family, Gauge
 from gateway.pool import Pool
 from gateway.reply import Clock
 from policies.types import Dispatch, Drop, Ending, Explanation, Reason
@@ -66,6 +67,16 @@ class Dispatcher:
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
+
+    def metrics(self) -> Iterator[Family]:
+        """What waits and what runs, pool by pool."""
+        pools = {name: pool.statistics() for name, pool in self.pools.items()}
+        yield Gauge("headrace_in_flight_requests", "Requests on a backend.", "pool", "backend").of(
+            {(name, each): of.running for name, pool in pools.items() for each, of in pool.backends.items()}
+        )
+        yield Gauge("headrace_queued_requests", "Requests that wait for a backend.", "pool", "class").of(
+            {(name, class_): waiting for name, pool in pools.items() for class_, waiting in pool.queued.items()}
+        )
 
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits, or would have to from now on, in all pools, is told `error`."""

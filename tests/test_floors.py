@@ -19,13 +19,13 @@ policies: queues admission routing
 policies: pool waiting
 policies: choice
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes
-gateway: secret section address yamlfile http1 link
+gateway: units problem inflate envelope multipart frames usage processes metrics
+gateway: secret section address yamlfile http1 link exposition
 gateway: schema errors backend catalog
 gateway: consistency exchange isolation
-gateway: config wire answers dialects reply
+gateway: config wire answers dialects reply requestlog
 gateway: reading turn jobs pool
-gateway: sse auth upstream dispatch connection
+gateway: sse auth upstream dispatch connection requestmetrics
 gateway: relay telemetry logs
 gateway: client assembly models admin
 gateway: proxy
