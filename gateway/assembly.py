@@ -58,6 +58,7 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             trust_group=group,
             salt=salt(secret, group) if secret else "",
             operator=told.operator,
+            residency=tuple(told.residency),
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None

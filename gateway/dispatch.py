@@ -16,13 +16,17 @@ from gateway.errors import (
     Refusal,
     Unavailable,
     UpstreamFailed,
+    UpstreamTimeout,
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
 from gateway.metrics import Family, Gauge
 from gateway.pool import Pool
 from gateway.reply import Clock
-from policies.types import Dispatch, Drop, Ending, Explanation, Reason
+from policies.health import Found
+from policies.types import Dispatch, Drop, Ending, Explanation, Reason, Usage
+
+MOST_REST_S = 10.0
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full"),
@@ -53,7 +57,8 @@ class Dispatcher:
     def explain(self, x: Exchange) -> Explanation:
         """Where the request would go now, or why it would not. Nothing is changed."""
         assert x.call is not None
-        return self.pools[x.call.pool].explain(self.jobs.job(x, 0))
+        pool = self.pools[x.call.pool]
+        return pool.explain(self.jobs.job(x, 0, pool.eligible))
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
         """Seconds until the request may try another backend; None where it may not. After a try in vain the client's
@@ -62,11 +67,19 @@ class Dispatcher:
         pool = self.pools[x.call.pool]
         tried = {attempt.backend.name for attempt in x.attempts}
         pause = None
-        if failure.replayable and failure.phase is not Phase.STREAMING and not tried.issuperset(pool.backends):
+        replayable = failure.replayable or self._blames_backend(failure, x, pool)
+        if replayable and failure.phase is not Phase.STREAMING and not tried.issuperset(pool.backends):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
+
+    @staticmethod
+    def _blames_backend(failure: UpstreamFailed, x: Exchange, pool: Pool) -> bool:
+        """A 500 may be the request's own doing, and would then come from everywhere; but a backend that has just failed
+        others, too, is the likelier cause."""
+        answer = failure.answer
+        return answer is not None and answer.status == 500 and pool.health.suspicious(x.attempts[-1].backend.name)
 
     def metrics(self) -> Iterator[Family]:
         """What waits and what runs, pool by pool."""
@@ -107,7 +120,7 @@ class Slot:
         if not x.queued_at:
             x.queued_at = self._clock()
             pool.retries.deposit()
-        placed = pool.submit(self._jobs.job(x, self._id))
+        placed = pool.submit(self._jobs.job(x, self._id, pool.eligible))
         if isinstance(placed, asyncio.Future):
             try:
                 placed = await placed
@@ -136,10 +149,25 @@ class Slot:
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
             self._jobs.learn(self._exchange, usage)
+        self._judge(exc, usage)
         self._pool.leave(self._id, ending, usage)
+
+    def _judge(self, exc: BaseException | None, usage: Usage | None) -> None:
+        """Before the place is given back: it must not be given to the next one if the backend is to blame."""
+        attempt = self._attempt
+        assert attempt is not None
+        if exc is None and attempt.status < 400 and not attempt.late:
+            self._pool.judge(attempt, Found.GOOD, tokens=usage.prompt + usage.output if usage is not None else 1)
+        else:
+            self._pool.judge(attempt, found(exc), rests_s=rest_s(exc))
 
     def _first_token(self, now: float) -> None:
         self._pool.first_token(self._id, now)
+        attempt = self._attempt
+        assert attempt is not None
+        if attempt.trial and not attempt.late:
+            self._pool.judge(attempt, Found.GOOD)
+        self._pool.served[attempt.backend.name] = attempt.dispatched_at
 
     def _tell(self, attempt: Attempt, decision: Dispatch) -> None:
         """An operator sees where the request went and what was expected there; nobody else may: the answers to one
@@ -154,6 +182,24 @@ class Slot:
             place = self._pool.place(drop.job)
             message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"
         return Unavailable(refusal, message + ".", retry_after=drop.retry_after)
+
+
+def found(exc: BaseException | None) -> Found | None:
+    """What the end of an attempt tells of its backend. Nothing: what its client caused, that it is full, and that an
+    answer took longer in all than its pool allows."""
+    if not isinstance(exc, UpstreamFailed):
+        return None
+    if exc.phase is Phase.CONNECT:
+        return Found.REFUSED
+    if exc.answer is not None and exc.answer.status < 500:
+        return None
+    return None if isinstance(exc, UpstreamTimeout) and exc.clock == "total" else Found.FAULT
+
+
+def rest_s(exc: BaseException | None) -> float:
+    """So long a backend asked to be left alone; at most `MOST_REST_S`, or it might be forgotten."""
+    told = exc.retry_after if isinstance(exc, UpstreamFailed) else None
+    return min(told, MOST_REST_S) if told is not None else 0.0
 
 
 WHERE, CACHED = b"x-headrace-backend", b"x-headrace-cache"

@@ -97,7 +97,8 @@ class Metered(Protocol):
 @dataclass(slots=True)
 class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
-    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went where it went."""
+    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went there. `trial`: its
+    ending decides whether the backend is trusted again; `late`: others were served long before."""
 
     backend: Backend
     decision: Dispatch
@@ -108,6 +109,8 @@ class Attempt:
     ended_at: float = 0.0
     status: int = 0
     failure: str = ""
+    trial: bool = False
+    late: bool = False
 
 
 @dataclass(slots=True, eq=False)

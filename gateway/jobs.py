@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.catalog import Tenant
+from gateway.eligible import Eligible
 from gateway.exchange import Call, Exchange
 from gateway.isolation import Seeds
 from policies.estimate import BytesPerToken, OutputLengths
@@ -18,7 +19,7 @@ class Jobs:
         self._bytes_per_token = BytesPerToken()
         self._lengths = OutputLengths()
 
-    def job(self, x: Exchange, number: int) -> Job:
+    def job(self, x: Exchange, number: int, eligible: Eligible | None = None) -> Job:
         """Backends tried before are excluded. A request without generated output is one-shot work."""
         assert x.tenant is not None
         assert x.call is not None
@@ -36,6 +37,7 @@ class Jobs:
             piece_tokens=PIECE_BYTES / bytes_per_token,
             streamed=call.stream,
             deadline=None if call.deadline_s is None else x.received_at + call.deadline_s,
+            candidates=eligible.backends(call.label, tenant.residency) if eligible is not None else None,
             tried=frozenset([attempt.backend.name for attempt in x.attempts]) if x.attempts else NONE,
         )
 

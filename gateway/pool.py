@@ -6,11 +6,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
 from gateway.backend import Backend
+from gateway.eligible import Eligible
 from gateway.errors import GatewayError
-from gateway.exchange import Exchange
+from gateway.exchange import Attempt, Exchange
 from gateway.reply import Clock
+from policies.health import Found, Health, State
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.types import BackendView, Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
@@ -18,6 +21,7 @@ from policies.types import BackendView, Dispatch, Drop, Ending, Explanation, Job
 Placed = tuple[Dispatch, Backend]
 
 TICK_S = 0.02  # how often the scheduler is told of tokens while somebody waits: its debt is counted in tokens of 60 ms
+MOST = 1_000_000  # requests at once where nobody says anything
 COUNT_S = 0.01  # and at most, when requests come faster than that
 
 
@@ -25,9 +29,23 @@ class Pool:
     """Around one scheduler. Everything here is a plain `def`: no wait comes between a decision and its counting."""
 
     def __init__(
-        self, name: str, backends: Iterable[Backend], scheduler: Scheduler, retries: RetryBudget, clock: Clock
+        self,
+        name: str,
+        backends: Iterable[Backend],
+        scheduler: Scheduler,
+        retries: RetryBudget,
+        clock: Clock,
+        health: Health | None = None,
+        *,
+        probed: bool = False,
     ) -> None:
         self.name = name
+        self.health = health or Health()
+        self.probed = probed  # whether somebody probes the backends, so that new ones are waited for
+        self.served: dict[str, float] = {}  # when the latest request was dispatched that got its first token there
+        self.trials: frozenset[str] = frozenset()
+        self.change_at = inf
+        self.eligible = Eligible()
         self.backends: dict[str, Backend] = {}
         self.scheduler = scheduler
         self.retries = retries
@@ -64,24 +82,58 @@ class Pool:
         connections any more."""
         before = self.backends
         self.backends = {backend.name: backend for backend in backends}
-        self._show(self._views.get(name, BackendView(name)) for name in self.backends)
-        return [backend for name, backend in before.items() if name not in self.backends]
+        gone = [backend for name, backend in before.items() if name not in self.backends]
+        now = self._clock()
+        for backend in gone:
+            self.health.leave(backend.name)
+        for name in self.backends.keys() - before.keys():
+            self.health.enter(name, now, probed=self.probed, cold=bool(before))
+        self._views = {name: self._views.get(name, BackendView(name, concurrency=MOST)) for name in self.backends}
+        self.eligible.observe(self.backends.values())
+        self.refresh()
+        return gone
 
     def see(self, views: Iterable[BackendView]) -> None:
-        """What was found out about some of the backends; what the configuration says of them holds, whatever a view
-        says. Others are ignored."""
-        self._show((self._views | {view.name: view for view in views}).values())
+        """What was found out about some of the backends. Of the configuration's bounds and theirs the narrower holds.
+        Others are ignored."""
+        self._views |= {view.name: view for view in views if view.name in self._views}
+        self.refresh()
 
-    def _show(self, views: Iterable[BackendView]) -> None:
-        told = self.backends
-        self._views = {
-            view.name: replace(view, concurrency=told[view.name].concurrency, speed=told[view.name].speed)
-            for view in views
-            if view.name in told
-        }
+    def refresh(self) -> None:
+        """Something about a backend has changed, or the time has come: the scheduler is shown all of them anew."""
         now = self._clock()
-        self.scheduler.observe(list(self._views.values()), now)
+        verdicts = self.health.verdicts(now)
+        self.change_at = self.health.next_change(now)
+        self.trials = frozenset([name for name, verdict in verdicts.items() if verdict.state is State.TRIAL])
+        runs = self.scheduler.statistics(now).backends if self.trials else {}
+        shown = []
+        for name, view in self._views.items():
+            told, verdict = self.backends[name], verdicts[name]
+            most = min(view.concurrency, told.concurrency, MOST if verdict.room is None else verdict.room)
+            if name in self.trials:
+                most = 1 + runs[name].running if name in runs else 1  # beside what runs there from before
+            shown.append(replace(view, concurrency=most, speed=told.speed, open=view.open and verdict.open))
+        self.scheduler.observe(shown, now)
         self._pump(now)
+
+    def judge(self, attempt: Attempt, found: Found | None, *, tokens: int = 0, rests_s: float = 0.0) -> None:
+        """How an attempt ended, or that it is late. `rests_s`: so long its backend asked to be left alone."""
+        name, now = attempt.backend.name, self._clock()
+        changed = self.health.ended(
+            name, found, now, trial=attempt.trial, cost_s=now - attempt.dispatched_at, tokens=tokens
+        )
+        attempt.trial = False
+        if found is Found.GOOD and attempt.dispatched_at > self.served.get(name, 0.0):
+            self.served[name] = attempt.dispatched_at
+        if rests_s > 0.0:
+            changed = self.health.rest(name, now + rests_s) or changed
+        if changed:
+            self.refresh()
+
+    @property
+    def running(self) -> Iterable[Exchange]:
+        """What is on the backends now."""
+        return self._running.values()
 
     def submit(self, job: Job) -> Placed | Drop | asyncio.Future[Placed | Drop]:
         """What is decided about a job at once, or else the future of it. Raises what those who wait were told, once
@@ -89,7 +141,7 @@ class Pool:
         now = self._clock()
         self._count(now)
         if (dispatch := self.scheduler.at_once(job, now)) is not None:
-            return dispatch
+            return dispatch, self.backends[dispatch.backend]
         reason = self.scheduler.submit(job, now)
         if reason is not None:
             return Drop(job, reason, self.scheduler.retry_after(now))
@@ -106,6 +158,10 @@ class Pool:
     def run(self, job_id: int, x: Exchange) -> None:
         """The job is on its backend: its tokens count from now on."""
         self._running[job_id] = x
+        attempt = x.attempts[-1]
+        if attempt.backend.name in self.trials and self.health.started(attempt.backend.name, self._clock()):
+            attempt.trial = True
+            self.refresh()
 
     def leave(self, job_id: int, ending: Ending, usage: Usage | None) -> None:
         """A job ended, or its client did before it began."""

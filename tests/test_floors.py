@@ -21,8 +21,8 @@ policies: choice
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics
 gateway: secret section address yamlfile http1 link exposition
-gateway: schema errors backend catalog
-gateway: consistency exchange isolation
+gateway: schema errors backend catalog signals
+gateway: consistency exchange isolation eligible
 gateway: config wire answers dialects reply requestlog
 gateway: reading turn jobs pool
 gateway: sse auth upstream dispatch connection requestmetrics
