@@ -32,6 +32,7 @@ from gateway.errors import (
     Unavailable,
 )
 from gateway.exchange import Dialect, Exchange, Header
+from gateway.fleet import Fleet
 from gateway.jobs import Jobs
 from gateway.metrics import Family
 from gateway.models import Models
@@ -59,6 +60,14 @@ class Gateway:
         pools = assembly.pools(settings, self.clock, Random())  # noqa: S311 (ties and jitter)
         self.dispatcher = Dispatcher(pools, Jobs(assembly.seeds(settings)), self.clock)
         self.upstream = Upstream(self.clock)
+        self.fleet = Fleet(
+            self.dispatcher.pools,
+            self.upstream,
+            self.clock,
+            Random(),  # noqa: S311 (jitter)
+            log,
+            time.time,
+        )
         self.telemetry = Telemetry(log, time.time)
         self.buffers = Buffers(settings.server.max_buffered)
         self.draining = False
@@ -71,9 +80,12 @@ class Gateway:
 
     async def __aenter__(self) -> Gateway:
         await self.upstream.__aenter__()
+        await self.fleet.__aenter__()
+        self.fleet.plan(assembly.plans(self.settings))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await self.fleet.__aexit__(*exc)
         self.dispatcher.close()
         await self.upstream.__aexit__(*exc)
 
@@ -85,6 +97,7 @@ class Gateway:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
         yield from self.telemetry.metrics()
         yield from self.dispatcher.metrics()
+        yield from self.fleet.metrics()
 
     async def wait_idle(self) -> None:
         """Returns when no request is under way."""

@@ -15,6 +15,9 @@ from gateway.catalog import ANY, Catalog, Model, Tenant
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.signals import vocabularies
+from gateway.watch import Plan
+from policies.health import Health, HealthRules
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.types import ClassPolicy
@@ -90,7 +93,35 @@ def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
     for name, told in settings.pools.items():
         scheduler = Scheduler(rng, routing=told.routing, classes=classes)
         retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
-        yield Pool(name, backends(name, told), scheduler, retries, clock)
+        rules = HealthRules(told.health.unhealthy_after, told.health.healthy_after, told.health.eject)
+        probed = told.health.interval > 0
+        pool = Pool(name, backends(name, told), scheduler, retries, clock, Health(rules), probed=probed)
+        pool.eligible.want(_wanted(settings, name))
+        yield pool
+
+
+def _wanted(settings: schema.Config, pool: str) -> dict[str, str]:
+    """By label, what the backends of a pool call its models; those that clients name as they like are not known."""
+    return {
+        name: told.upstream_name or name for name, told in settings.models.items() if told.pool == pool and name != ANY
+    }
+
+
+def plans(settings: schema.Config) -> dict[str, Plan]:
+    """How the backends of each pool are watched."""
+    known = vocabularies()
+    return {
+        name: Plan(
+            told.health_path,
+            told.health.interval,
+            told.signals.interval,
+            known.get(told.engine),
+            told.signals.path or "",
+            guessed=told.health.path is None,
+            strict=told.engine not in (schema.Engine.LLAMACPP, schema.Engine.TGI),
+        )
+        for name, told in settings.pools.items()
+    }
 
 
 def backends(pool: str, told: schema.Pool) -> list[Backend]:
@@ -113,6 +144,7 @@ def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLCon
         authorization=b"Bearer " + told.api_key.reveal().encode() if told.api_key else None,
         timeouts=Timeouts(clocks.connect, clocks.headers, clocks.first_token, clocks.idle, clocks.total),
         concurrency=each.concurrency,
+        bounds_itself="concurrency" not in each.model_fields_set,
         speed=each.speed,
         region=each.region,
         cost_per_hour=each.cost_per_hour,

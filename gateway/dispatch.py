@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
+from math import isfinite
 
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
@@ -165,6 +166,7 @@ class Slot:
         self._pool.first_token(self._id, now)
         attempt = self._attempt
         assert attempt is not None
+        attempt.first_token_at = now
         if attempt.trial and not attempt.late:
             self._pool.judge(attempt, Found.GOOD)
         self._pool.served[attempt.backend.name] = attempt.dispatched_at
@@ -178,6 +180,9 @@ class Slot:
 
     def _refused(self, drop: Drop) -> Unavailable:
         refusal, message = REFUSALS[drop.reason]
+        if drop.reason is Reason.NO_BACKEND and isfinite(self._pool.change_at):
+            wait_s = min(60.0, max(1.0, self._pool.change_at - self._clock()))
+            return Unavailable(refusal, message + ".", retry_after=wait_s)
         if drop.reason is not Reason.NO_BACKEND:
             place = self._pool.place(drop.job)
             message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"

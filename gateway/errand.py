@@ -57,7 +57,7 @@ class Errands:
 
     async def _connect(self) -> Link:
         backend = self.backend
-        link = self._link = Link()
+        link = Link()
         try:
             await asyncio.get_running_loop().create_connection(
                 lambda: link,
@@ -69,6 +69,7 @@ class Errands:
         except BaseException:
             link.abort()
             raise
+        self._link = link
         return link
 
     async def _ask(self, link: Link, path: str) -> Answer:

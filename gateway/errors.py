@@ -52,6 +52,7 @@ SHUTTING_DOWN = Refusal(503, "service_unavailable_error", "server_shutting_down"
 INTERNAL_ERROR = Refusal(500, "api_error", "internal_error", "internal_error")
 UPSTREAM_ERROR = Refusal(502, "api_error", "upstream_error", "upstream_error")
 UPSTREAM_TRUNCATED = Refusal(502, "api_error", "upstream_error", "upstream_truncated")
+BACKEND_LOST = Refusal(502, "api_error", "upstream_error", "backend_lost")
 UPSTREAM_TIMEOUT = Refusal(504, "api_error", "upstream_timeout", "upstream_timeout")
 CONNECT_TIMEOUT = Refusal(502, "api_error", "upstream_connect_timeout", "connect_timeout")
 

@@ -109,6 +109,7 @@ class Attempt:
     ended_at: float = 0.0
     status: int = 0
     failure: str = ""
+    first_token_at: float = 0.0
     trial: bool = False
     late: bool = False
 

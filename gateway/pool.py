@@ -131,6 +131,11 @@ class Pool:
             self.refresh()
 
     @property
+    def prefill_rate(self) -> float:
+        """Tokens per second of one backend, as learned so far."""
+        return self.statistics().prefill_rate
+
+    @property
     def running(self) -> Iterable[Exchange]:
         """What is on the backends now."""
         return self._running.values()

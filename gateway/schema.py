@@ -106,12 +106,20 @@ class Discovery(Section):
 
 
 class Health(Section):
-    """Active probes."""
+    """Who gets no work: by probes, and by how requests end."""
 
     path: HttpPath | None = option(None, "what is asked for; the engine's own path if left out")
-    interval: Seconds = option(2.0, "between two probes of a backend", gt=0)
+    interval: Seconds = option(2.0, "between two probes of a backend; `0s` for none")
     unhealthy_after: Count = option(3, "failed probes in a row that take a backend out", ge=1)
     healthy_after: Count = option(2, "good probes in a row that bring it back", ge=1)
+    eject: Flag = option(True, "take a backend out for a while when its requests fail")
+
+
+class Signals(Section):
+    """What the engines tell of themselves."""
+
+    path: HttpPath | None = option(None, "where the engine's metrics are; its own path if left out")
+    interval: Seconds = option(0.25, "between two looks at them; `0s` for none")
 
 
 class Timeouts(Section):
@@ -149,7 +157,8 @@ class Pool(Section):
     isolation: Flag | None = option(
         None, "a salt keeps tenants' caches apart there; if left out, so on vllm, sglang, trtllm"
     )
-    health: Health = option(Health(), "active probes")
+    health: Health = option(Health(), "who gets no work")
+    signals: Signals = option(Signals(), "what the engines tell of themselves")
     timeouts: Timeouts = option(Timeouts(), "the five clocks")
     retries: Retries = option(Retries(), "tries on other backends")
 

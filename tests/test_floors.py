@@ -24,9 +24,11 @@ gateway: secret section address yamlfile http1 link exposition
 gateway: schema errors backend catalog signals
 gateway: consistency exchange isolation eligible
 gateway: config wire answers dialects reply requestlog
-gateway: reading turn jobs pool
-gateway: sse auth upstream dispatch connection requestmetrics
-gateway: relay telemetry logs
+gateway: reading turn jobs pool errand
+gateway: sse auth upstream dispatch connection requestmetrics watch lateness
+gateway: relay telemetry logs roster
+gateway: fleetmetrics
+gateway: fleet
 gateway: client assembly models admin
 gateway: proxy
 gateway: app
