@@ -15,16 +15,13 @@ TIMES = 5.0  # as long as expected
 
 
 def late(pool: Pool, now: float) -> Iterator[Attempt]:
-    """Streams without a first token for five times as long as all prompts there should take, while a request that was sent
-    to another backend in the latter half of that time has had its own. If everything stands still nobody is late."""
-    if len(pool.served) < 2 and len(pool.backends) < 2:
+    """Streams without a first token for five times as long as all prompts there should take, while a request that was
+    sent elsewhere in the latter half of that time has had its own. If everything stands still nobody is late."""
+    if len(pool.backends) < 2:
         return
     rate = pool.prefill_rate
-    waiting = [
-        x.attempts[-1]
-        for x in pool.running
-        if x.call is not None and x.call.stream and not x.attempts[-1].first_token_at
-    ]
+    streams = [x.attempts[-1] for x in pool.running if x.call is not None and x.call.stream]
+    waiting = [attempt for attempt in streams if not attempt.first_token_at]
     tokens: defaultdict[str, int] = defaultdict(int)
     for attempt in waiting:
         tokens[attempt.backend.name] += attempt.decision.uncached_tokens

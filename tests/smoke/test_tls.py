@@ -84,7 +84,7 @@ def test_large_bodies_pass_through_tls(chain: Chain) -> None:
 
 
 def test_a_backend_that_cannot_be_trusted_is_not_asked(chain: Chain) -> None:
-    """Its certificate is of an authority that this gateway does not know: 502, or 503 after a probe, and no traceback."""
+    """Its certificate is of an authority that this gateway does not know: 502, or 503 after a probe; no traceback."""
     asked = chain.inner.metric("headrace_requests_total")
     answer = httpx.post(f"{chain.doubtful.api}/v1/chat/completions", json=CHAT, verify=chain.context)
     assert answer.status_code in (502, 503)
