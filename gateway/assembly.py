@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Iterable
 from random import Random
-from secrets import token_bytes
+from secrets import token_bytes, token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
 from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
 from gateway.catalog import ANY, Catalog, Model, Tenant
+from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.sharedstore import SharedStore
 from gateway.signals import vocabularies
+from gateway.stores import MemoryStore, Store
 from gateway.watch import Plan
-from policies.health import Health, HealthRules
+from policies.health import HealthRules
+from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.types import ClassPolicy
 
 ANONYMOUS = "anonymous"
+
+
+def generation(number: int, settings: schema.Config, created: int, used: dict[bytes, float]) -> Generation:
+    """What requests are judged by under this configuration. `used` is what key rings know of earlier use."""
+    return Generation(
+        number,
+        settings,
+        key_ring(settings, time.time, used),
+        catalog(settings, created),
+        frozenset(origin.encode() for origin in settings.server.cors),
+    )
 
 
 def catalog(settings: schema.Config, created: int) -> Catalog:
@@ -42,11 +58,11 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
     )
 
 
-def key_ring(settings: schema.Config, wall_clock: Clock) -> KeyRing:
+def key_ring(settings: schema.Config, wall_clock: Clock, used: dict[bytes, float]) -> KeyRing:
     """The keys of all tenants; the configuration guarantees that there is an anonymous one on loopback only."""
     if not settings.tenants:
         return KeyRing([], Tenant(ANONYMOUS, classes=tuple(settings.classes)), wall_clock)
-    return KeyRing(_keys(settings), None, wall_clock)
+    return KeyRing(_keys(settings), None, wall_clock, used)
 
 
 def _keys(settings: schema.Config) -> Iterable[Key]:
@@ -68,6 +84,40 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
 
 
+def limits(settings: schema.Config) -> dict[str, list[Limit]]:
+    """The limits of each tenant, those for all its models together first."""
+    return {
+        name: [
+            *_limits("", tenant.limits),
+            *(each for model, told in tenant.limits.models.items() for each in _limits(model, told)),
+        ]
+        for name, tenant in settings.tenants.items()
+    }
+
+
+def _limits(model: str, told: schema.Limits) -> Iterable[Limit]:
+    for kind, amount in (
+        (Kind.REQUESTS, told.requests_per_minute),
+        (Kind.TOKENS, told.tokens_per_minute),
+    ):
+        if amount is not None:
+            yield Limit(kind, amount, max(1, round(amount * told.burst)), model)
+    if told.concurrent is not None:
+        yield Limit(Kind.CONCURRENT, told.concurrent, model=model)
+
+
+def store(settings: schema.Config, clock: Clock) -> Store:
+    """Where limits are counted."""
+    told, url = settings.state, settings.state.url.reveal()
+
+    def clock_us() -> int:
+        return int(clock() * 1e6)
+
+    if url == "memory":
+        return MemoryStore(clock_us)
+    return SharedStore(url, told.on_failure, clock_us, replica=token_hex(8), replicas=told.replicas)
+
+
 def seeds(settings: schema.Config) -> Seeds:
     """Keyed by the configured secret, so that replicas agree, or by one of this process."""
     return Seeds(_secret(settings) or token_bytes(32))
@@ -78,9 +128,33 @@ def _secret(settings: schema.Config) -> bytes:
     return secret.reveal().encode() if secret is not None else b""
 
 
-def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
-    """Every pool with its backends, all taken to be open."""
-    classes = [
+def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Random) -> None:
+    """Make the pools what the configuration says: those that it names are changed, or made with their backends; others
+    stay as they are. Which backends a pool has later is the fleet's to say."""
+    classes = _classes(settings)
+    for name, told in settings.pools.items():
+        pool = pools.get(name)
+        if pool is None:
+            scheduler = Scheduler(rng, routing=told.routing, classes=classes)
+            retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
+            pool = pools[name] = Pool(name, (), scheduler, retries, clock)
+            _judging(pool, settings, told)
+            pool.observe(backends(name, told))
+        else:
+            pool.configure(told.routing, classes, retries=told.retries.attempts, share=told.retries.budget)
+            _judging(pool, settings, told)
+
+
+def _judging(pool: Pool, settings: schema.Config, told: schema.Pool) -> None:
+    """How the pool judges its backends from now on."""
+    rules = told.health
+    pool.health.rules = HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject)
+    pool.probed = rules.interval > 0
+    pool.eligible.want(_wanted(settings, pool.name))
+
+
+def _classes(settings: schema.Config) -> list[ClassPolicy]:
+    return [
         ClassPolicy(
             name,
             told.max_queued,
@@ -90,14 +164,6 @@ def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
         )
         for name, told in settings.classes.items()
     ]
-    for name, told in settings.pools.items():
-        scheduler = Scheduler(rng, routing=told.routing, classes=classes)
-        retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
-        rules = HealthRules(told.health.unhealthy_after, told.health.healthy_after, told.health.eject)
-        probed = told.health.interval > 0
-        pool = Pool(name, backends(name, told), scheduler, retries, clock, Health(rules), probed=probed)
-        pool.eligible.want(_wanted(settings, name))
-        yield pool
 
 
 def _wanted(settings: schema.Config, pool: str) -> dict[str, str]:
@@ -105,6 +171,11 @@ def _wanted(settings: schema.Config, pool: str) -> dict[str, str]:
     return {
         name: told.upstream_name or name for name, told in settings.models.items() if told.pool == pool and name != ANY
     }
+
+
+def found(settings: schema.Config) -> dict[str, list[Backend]]:
+    """The backends of each pool that names them itself."""
+    return {name: backends(name, told) for name, told in settings.pools.items() if told.discovery is None}
 
 
 def plans(settings: schema.Config) -> dict[str, Plan]:
@@ -144,8 +215,8 @@ def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLCon
         authorization=b"Bearer " + told.api_key.reveal().encode() if told.api_key else None,
         timeouts=Timeouts(clocks.connect, clocks.headers, clocks.first_token, clocks.idle, clocks.total),
         concurrency=each.concurrency,
-        bounds_itself="concurrency" not in each.model_fields_set,
         speed=each.speed,
         region=each.region,
         cost_per_hour=each.cost_per_hour,
+        bounds_itself="concurrency" not in each.model_fields_set,
     )

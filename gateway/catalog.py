@@ -15,7 +15,7 @@ class Tenant:
     """Who pays. `models` are names of models or shell globs over them; `classes` the service classes it may use, the
     first being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
     group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went.
-    With `residency` its requests go to backends of those regions only."""
+    `residency` are the regions whose backends may see its prompts; empty: any backend may."""
 
     name: str
     models: tuple[str, ...] = (ANY,)

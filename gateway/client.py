@@ -192,7 +192,7 @@ class Client:
         return b"%b?%b" % (path, b"&".join(kept)) if kept and kept != [b""] else path
 
     def present(self) -> Presence:
-        """`with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
+        """`async with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
         return Presence(self._turn)
 
     async def relay(self, reply: Reply, exchange: Exchange) -> None:
@@ -226,12 +226,12 @@ class Presence:
         self._task = turn.task
         self._cancelled = False
 
-    def __enter__(self) -> None:
+    async def __aenter__(self) -> None:
         if self._turn.gone:
             raise ClientGone
         self._turn.on_gone = self._leave
 
-    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         self._turn.on_gone = None
         alone = self._cancelled and self._task is not None and self._task.uncancel() == 0
         if alone and isinstance(exc, asyncio.CancelledError | None):

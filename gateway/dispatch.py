@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import count
 from math import isfinite
 
+from gateway.backend import Backend
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
     NO_BACKEND,
@@ -21,11 +22,12 @@ from gateway.errors import (
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
-from gateway.metrics import Family, Gauge
+from gateway.metrics import Counter, Family, Gauge
 from gateway.pool import Pool
 from gateway.reply import Clock
 from policies.health import Found
-from policies.types import Dispatch, Drop, Ending, Explanation, Reason, Usage
+from policies.shares import TimeShare
+from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Usage
 
 MOST_REST_S = 10.0
 
@@ -40,8 +42,8 @@ REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
 class Dispatcher:
     """All pools."""
 
-    def __init__(self, pools: Iterable[Pool], jobs: Jobs, clock: Clock) -> None:
-        self.pools = {pool.name: pool for pool in pools}
+    def __init__(self, jobs: Jobs, clock: Clock) -> None:
+        self.pools: dict[str, Pool] = {}
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
@@ -53,23 +55,29 @@ class Dispatcher:
         """`async with dispatcher.slot(x) as attempt`: entered when a backend is free for it, left when the place is
         given back. Raises Unavailable."""
         assert x.call is not None
-        return Slot(self.pools[x.call.pool], self.jobs, x, next(self._ids), self._clock)
+        return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
     def explain(self, x: Exchange) -> Explanation:
         """Where the request would go now, or why it would not. Nothing is changed."""
         assert x.call is not None
         pool = self.pools[x.call.pool]
-        return pool.explain(self.jobs.job(x, 0, pool.eligible))
+        return pool.explain(self.job(pool, x, 0))
+
+    def job(self, pool: Pool, x: Exchange, number: int) -> Job:
+        """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may, and
+        where its model is served."""
+        job = self.jobs.job(x, number)
+        job.candidates = _usable(pool, x)
+        return job
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
         """Seconds until the request may try another backend; None where it may not. After a try in vain the client's
         own library is told not to try again either: its retries would multiply ours."""
         assert x.call is not None
         pool = self.pools[x.call.pool]
-        tried = {attempt.backend.name for attempt in x.attempts}
         pause = None
         replayable = failure.replayable or self._blames_backend(failure, x, pool)
-        if replayable and failure.phase is not Phase.STREAMING and not tried.issuperset(pool.backends):
+        if replayable and failure.phase is not Phase.STREAMING and self._untried(pool, x):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
@@ -82,6 +90,19 @@ class Dispatcher:
         answer = failure.answer
         return answer is not None and answer.status == 500 and pool.health.suspicious(x.attempts[-1].backend.name)
 
+    @staticmethod
+    def _untried(pool: Pool, x: Exchange) -> bool:
+        usable = _usable(pool, x)
+        tried = {attempt.backend.name for attempt in x.attempts}
+        return not tried.issuperset(pool.backends if usable is None else usable)
+
+    def drop(self, names: Iterable[str]) -> list[Backend]:
+        """Pools that nobody will use any more are gone. Returns their backends."""
+        gone = [self.pools.pop(name) for name in names]
+        for pool in gone:
+            pool.close()
+        return [backend for pool in gone for backend in pool.backends.values()]
+
     def metrics(self) -> Iterator[Family]:
         """What waits and what runs, pool by pool."""
         pools = {name: pool.statistics() for name, pool in self.pools.items()}
@@ -91,6 +112,18 @@ class Dispatcher:
         yield Gauge("headrace_queued_requests", "Requests that wait for a backend.", "pool", "class").of(
             {(name, class_): waiting for name, pool in pools.items() for class_, waiting in pool.queued.items()}
         )
+
+    def costs(self) -> Iterator[Family]:
+        """How long backends that have a price were busy, and the price."""
+        busy = Counter("headrace_backend_busy_seconds_total", "Time in which anything ran there.", "pool", "backend")
+        price = Gauge("headrace_backend_cost_per_hour", "As configured.", "pool", "backend")
+        for name, pool in self.pools.items():
+            for backend in pool.backends.values():
+                if backend.cost_per_hour:
+                    price.values[(name, backend.name)] = backend.cost_per_hour
+                    busy.values[(name, backend.name)] = round(pool.share(backend).busy(self._clock()), 3)
+        yield busy
+        yield price
 
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits, or would have to from now on, in all pools, is told `error`."""
@@ -106,22 +139,24 @@ class Dispatcher:
 class Slot:
     """The `async with` of one place."""
 
-    __slots__ = ("_attempt", "_clock", "_exchange", "_id", "_jobs", "_pool")
+    __slots__ = ("_attempt", "_clock", "_dispatcher", "_entered", "_exchange", "_id", "_pool", "_share")
 
-    def __init__(self, pool: Pool, jobs: Jobs, exchange: Exchange, job_id: int, clock: Clock) -> None:
+    def __init__(self, dispatcher: Dispatcher, pool: Pool, exchange: Exchange, job_id: int, clock: Clock) -> None:
+        self._dispatcher = dispatcher
         self._pool = pool
-        self._jobs = jobs
         self._exchange = exchange
         self._id = job_id
         self._clock = clock
         self._attempt: Attempt | None = None
+        self._share: TimeShare | None = None
+        self._entered = 0.0
 
     async def __aenter__(self) -> Attempt:
         pool, x = self._pool, self._exchange
         if not x.queued_at:
             x.queued_at = self._clock()
             pool.retries.deposit()
-        placed = pool.submit(self._jobs.job(x, self._id, pool.eligible))
+        placed = pool.submit(self._dispatcher.job(pool, x, self._id))
         if isinstance(placed, asyncio.Future):
             try:
                 placed = await placed
@@ -135,13 +170,19 @@ class Slot:
         x.attempts.append(attempt)
         self._attempt = attempt
         pool.run(self._id, x)
+        if backend.cost_per_hour:
+            self._share = pool.share(backend)
+            self._entered = self._share.enter(attempt.dispatched_at)
         if x.tenant is not None and x.tenant.operator:
             self._tell(attempt, decision)
         return attempt
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None
-        self._attempt.ended_at = self._clock()
+        now = self._attempt.ended_at = self._clock()
+        if self._share is not None:
+            had_s = self._share.leave(self._entered, now)
+            self._attempt.cost = had_s * self._attempt.backend.cost_per_hour / 3600
         ending = Ending.SUCCESS
         if exc is not None:
             ending = Ending.DROPPED if isinstance(exc, UpstreamFailed) else Ending.IGNORED
@@ -149,7 +190,7 @@ class Slot:
         meter = self._exchange.meter
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
-            self._jobs.learn(self._exchange, usage)
+            self._dispatcher.jobs.learn(self._exchange, usage)
         self._judge(exc, usage)
         self._pool.leave(self._id, ending, usage)
 
@@ -187,6 +228,13 @@ class Slot:
             place = self._pool.place(drop.job)
             message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"
         return Unavailable(refusal, message + ".", retry_after=drop.retry_after)
+
+
+def _usable(pool: Pool, x: Exchange) -> Set[str] | None:
+    """The backends that the request may use at all; None: any."""
+    assert x.tenant is not None
+    assert x.call is not None
+    return pool.eligible.backends(x.call.label, x.tenant.residency)
 
 
 def found(exc: BaseException | None) -> Found | None:

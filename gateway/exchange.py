@@ -97,8 +97,9 @@ class Metered(Protocol):
 @dataclass(slots=True)
 class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
-    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went there. `trial`: its
-    ending decides whether the backend is trusted again; `late`: others were served long before."""
+    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went there. `cost` is its
+    part of the backend's price. `trial`: its ending decides whether the backend is trusted again; `late`: others were
+    served long before."""
 
     backend: Backend
     decision: Dispatch
@@ -109,6 +110,7 @@ class Attempt:
     ended_at: float = 0.0
     status: int = 0
     failure: str = ""
+    cost: float = 0.0
     first_token_at: float = 0.0
     trial: bool = False
     late: bool = False
@@ -116,7 +118,7 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request from accept to settle."""
+    """One request from accept to settle. `generation` numbers the configuration that it began with."""
 
     request_id: str
     received_at: float
@@ -134,6 +136,7 @@ class Exchange:
     bytes_in: int = 0
     bytes_out: int = 0
     ended_at: float = 0.0
+    generation: int = 0
 
     def identify(self, tenant: Tenant, call: Call) -> None:
         """Who asks for what: known once the key and the body were read. Its class is the one asked for, by header or

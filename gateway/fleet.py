@@ -91,19 +91,21 @@ class Fleet:
 
     # -- who is there -------------------------------------------------------------------------------------------
 
-    def plan(self, plans: Mapping[str, Plan]) -> None:
-        """These are the pools, and how they are watched. Called again when they have changed; what was said at run time
-        of a pool that stays holds on."""
+    def plan(self, plans: Mapping[str, Plan], found: Mapping[str, Iterable[Backend]]) -> None:
+        """These are the pools, how they are watched, and the backends of those that name them. Called again when they
+        have changed; what was said at run time of a pool that stays holds on."""
         for name in self.rosters.keys() - plans.keys():
             self._dismiss(self.rosters.pop(name), keep=())
         for name, plan in plans.items():
             pool = self._pools[name]
             roster = self.rosters.get(name)
             if roster is None:
-                roster = self.rosters[name] = Roster(pool, plan, dict(pool.backends))
+                roster = self.rosters[name] = Roster(pool, plan)
             elif roster.pool is not pool or roster.plan != plan:
                 self._dismiss(roster, keep=())
                 roster.pool, roster.plan = pool, plan
+            if name in found:
+                roster.found = {backend.name: backend for backend in found[name]}
             self.settle(name)
 
     def discover(self, name: str, backends: Iterable[Backend], leaving: frozenset[str] = frozenset()) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gateway.catalog import Tenant
-from gateway.eligible import Eligible
 from gateway.exchange import Call, Exchange
 from gateway.isolation import Seeds
 from policies.estimate import BytesPerToken, OutputLengths
@@ -19,7 +18,11 @@ class Jobs:
         self._bytes_per_token = BytesPerToken()
         self._lengths = OutputLengths()
 
-    def job(self, x: Exchange, number: int, eligible: Eligible | None = None) -> Job:
+    def reseed(self, seeds: Seeds) -> None:
+        """The secret has changed: prompts are known by other digests from now on."""
+        self._seeds = seeds
+
+    def job(self, x: Exchange, number: int) -> Job:
         """Backends tried before are excluded. A request without generated output is one-shot work."""
         assert x.tenant is not None
         assert x.call is not None
@@ -37,7 +40,6 @@ class Jobs:
             piece_tokens=PIECE_BYTES / bytes_per_token,
             streamed=call.stream,
             deadline=None if call.deadline_s is None else x.received_at + call.deadline_s,
-            candidates=eligible.backends(call.label, tenant.residency) if eligible is not None else None,
             tried=frozenset([attempt.backend.name for attempt in x.attempts]) if x.attempts else NONE,
         )
 
@@ -53,6 +55,22 @@ class Jobs:
         limit = x.call.max_tokens
         return expected if limit is None else min(expected, limit)
 
+    def reserve(self, x: Exchange, most_tokens: int) -> tuple[int, int]:
+        """Tokens of the prompt, and of the answer as a limit should set them aside: as many as it may have, else the
+        length that nine in ten of the tenant's do not exceed. What nothing is known of must not use up a small limit
+        of `most_tokens`, nor must what is only expected be more than ever fits."""
+        assert x.tenant is not None
+        assert x.call is not None
+        call = x.call
+        prompt_tokens = self._bytes_per_token.tokens(call.label, call.prompt_bytes)
+        if not call.endpoint.generates or call.max_tokens is not None:
+            return prompt_tokens, call.max_tokens or 0
+        tenant = x.tenant.name
+        expected = round(self._lengths.high(tenant, call.label))
+        if not self._lengths.knows(tenant, call.label):
+            expected = min(expected, most_tokens // UNKNOWN_SHARE)
+        return prompt_tokens, max(1, min(expected, most_tokens - prompt_tokens))
+
     def learn(self, x: Exchange, usage: Usage) -> None:
         """What a whole answer has told of its prompt and its length."""
         assert x.tenant is not None
@@ -62,4 +80,5 @@ class Jobs:
             self._lengths.learn(x.tenant.name, x.call.label, usage.output)
 
 
+UNKNOWN_SHARE = 8  # requests at once that a limit lets through before the first answer has told how long they are
 NONE: frozenset[str] = frozenset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -16,7 +16,19 @@ from gateway.reply import Clock
 from policies.health import Found, Health, State
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import BackendView, Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
+from policies.shares import TimeShare
+from policies.types import (
+    BackendView,
+    ClassPolicy,
+    Dispatch,
+    Drop,
+    Ending,
+    Explanation,
+    Job,
+    Place,
+    Statistics,
+    Usage,
+)
 
 Placed = tuple[Dispatch, Backend]
 
@@ -51,6 +63,7 @@ class Pool:
         self.retries = retries
         self.waiting: dict[int, asyncio.Future[Placed | Drop]] = {}
         self._views: dict[str, BackendView] = {}
+        self.shares: dict[str, TimeShare] = {}
         self._running: dict[int, Exchange] = {}
         self._counted: dict[int, int] = {}
         self._counted_at = 0.0
@@ -89,15 +102,26 @@ class Pool:
         for name in self.backends.keys() - before.keys():
             self.health.enter(name, now, probed=self.probed, cold=bool(before))
         self._views = {name: self._views.get(name, BackendView(name, concurrency=MOST)) for name in self.backends}
+        self.shares = {name: share for name, share in self.shares.items() if name in self.backends}
         self.eligible.observe(self.backends.values())
         self.refresh()
         return gone
+
+    def configure(self, routing: str, classes: Sequence[ClassPolicy], *, retries: int, share: float) -> None:
+        """These rules hold from now on, for those who wait, too."""
+        self.retries.configure(retries=retries, share=share)
+        self.scheduler.configure(routing, classes)
+        self._pump(self._clock())
 
     def see(self, views: Iterable[BackendView]) -> None:
         """What was found out about some of the backends. Of the configuration's bounds and theirs the narrower holds.
         Others are ignored."""
         self._views |= {view.name: view for view in views if view.name in self._views}
         self.refresh()
+
+    def share(self, backend: Backend) -> TimeShare:
+        """Who has how much of a backend's time."""
+        return self.shares.setdefault(backend.name, TimeShare())
 
     def refresh(self) -> None:
         """Something about a backend has changed, or the time has come: the scheduler is shown all of them anew."""
@@ -112,7 +136,9 @@ class Pool:
             most = min(view.concurrency, told.concurrency, MOST if verdict.room is None else verdict.room)
             if name in self.trials:
                 most = 1 + runs[name].running if name in runs else 1  # beside what runs there from before
-            shown.append(replace(view, concurrency=most, speed=told.speed, open=view.open and verdict.open))
+            shown.append(
+                replace(view, concurrency=most, speed=told.speed, region=told.region, open=view.open and verdict.open)
+            )
         self.scheduler.observe(shown, now)
         self._pump(now)
 

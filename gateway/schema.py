@@ -245,6 +245,7 @@ class State(Section):
 
     url: StoreUrl = option(Secret("memory", "memory"), "`memory` (one process) or redis://host:6379/0, rediss://...")
     on_failure: Literal["local_share", "deny", "allow"] = option("local_share", "what holds while the store is away")
+    replicas: Count = option(1, "gateways that share the store: each one's part until they have met there", ge=1)
 
 
 class Security(Section):

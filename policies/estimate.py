@@ -157,6 +157,10 @@ class OutputLengths:
         own = self._known.get((tenant, model))
         return lean if own is None else (own.mean * own.samples + lean * self.LEAN) / (own.samples + self.LEAN)
 
+    def knows(self, tenant: str, model: str) -> bool:
+        """Whether any answer of this tenant, or of this model, was seen."""
+        return (tenant, model) in self._known or ("", model) in self._known
+
     def high(self, tenant: str, model: str) -> float:
         """The length that nine answers in ten do not exceed, in tokens: what a limit should reserve."""
         length = self._known.get((tenant, model)) or self._known.get(("", model))

@@ -13,23 +13,24 @@ ROOT = Path(__file__).parent.parent
 # One line a floor, the ground first.
 PLAN = """
 policies: types rules
-policies: limits estimate prefix retry health
+policies: limits estimate prefix retry health shares
 policies: backend
 policies: queues admission routing
 policies: pool waiting
 policies: choice
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes metrics
-gateway: secret section address yamlfile http1 link exposition
-gateway: schema errors backend catalog signals
+gateway: units problem inflate envelope multipart frames usage processes metrics stores resp
+gateway: secret section address yamlfile http1 link exposition redislink
+gateway: schema errors backend catalog sharedstore signals
 gateway: consistency exchange isolation eligible
 gateway: config wire answers dialects reply requestlog
-gateway: reading turn jobs pool errand
-gateway: sse auth upstream dispatch connection requestmetrics watch lateness
-gateway: relay telemetry logs roster
+gateway: reading turn jobs pool given errand
+gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness
+gateway: relay telemetry logs generation ledger roster
 gateway: fleetmetrics
 gateway: fleet
-gateway: client assembly models admin
+gateway: client assembly models reload overview
+gateway: admin
 gateway: proxy
 gateway: app
 gateway: serve
@@ -50,7 +51,8 @@ loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
 loadtests: capacity decision
-gateway: demo emulate
+gateway: demo emulate keys
+gateway: tenants
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]

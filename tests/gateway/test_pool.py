@@ -21,8 +21,8 @@ pytestmark = pytest.mark.anyio
 IDS = count(1)
 
 
-def backend(name: str, concurrency: int = 1) -> Backend:
-    return Backend(name, "p", "127.0.0.1", 1, b"h", concurrency=concurrency)
+def backend(name: str, concurrency: int = 1, region: str | None = None) -> Backend:
+    return Backend(name, "p", "127.0.0.1", 1, b"h", concurrency=concurrency, region=region)
 
 
 @pytest.fixture
@@ -166,3 +166,32 @@ async def test_after_a_stop_a_change_wakes_nobody_twice(pool: Pool) -> None:
         waiter.result()
     pool.leave(asked.id, Ending.IGNORED, None)
     assert running(pool) == {"a": 1, "b": 0}
+
+
+async def test_regions_are_kept_to_while_backends_change(pool: Pool) -> None:
+    """Who waits for a region gets the backend that comes there, or moves there, and never another one."""
+    eu = pool.eligible.backends("m", ("eu",))
+    assert isinstance(pool.submit(job(candidates=eu)), Drop)
+    pool.observe([backend("a"), backend("b", region="eu")])
+    run(pool, job(candidates=eu))
+    assert running(pool) == {"a": 0, "b": 1}
+    _, waiter = wait(pool, job(candidates=eu))
+    _, other = wait(pool, job(candidates=eu))
+    pool.observe([backend("a"), backend("b", region="eu"), backend("c", region="us"), backend("d", region="eu")])
+    assert running(pool) == {"a": 0, "b": 1, "c": 0, "d": 1}
+    assert waiter.done() and not other.done()
+    pool.observe([backend("a", region="eu"), backend("b"), backend("c", region="us"), backend("d", region="eu")])
+    assert running(pool) == {"a": 1, "b": 1, "c": 0, "d": 1}
+    assert other.done()
+
+
+async def test_a_region_without_backends_is_told(pool: Pool) -> None:
+    """Its last backend moves away: who waits there is refused, and nobody else."""
+    pool.observe([backend("a", region="eu"), backend("b", region="us")])
+    eu = pool.eligible.backends("m", ("eu",))
+    run(pool, job(candidates=eu))
+    _, waiter = wait(pool, job(candidates=eu))
+    pool.observe([backend("a", region="us"), backend("b", region="us")])
+    dropped = waiter.result()
+    assert isinstance(dropped, Drop)
+    assert dropped.reason is Reason.NO_BACKEND
