@@ -125,8 +125,12 @@ class Fleet:
             self._upstream.forget(roster.pool.observe(present.values()))
         self._dismiss(roster, keep=present)
         for each, backend in present.items():
-            if each not in roster.members:
+            member = roster.members.get(each)
+            if member is None:
                 self._watch(roster, backend)
+            else:
+                member.backend = backend
+                member.watch.ask(backend)
         self._show(roster)
 
     def _watch(self, roster: Roster, backend: Backend) -> None:

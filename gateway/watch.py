@@ -88,6 +88,10 @@ class Watch:
     def __repr__(self) -> str:
         return f"<Watch {self.backend.name} {self.sight.why or 'well'}>"
 
+    def ask(self, backend: Backend) -> None:
+        """The same backend, with other settings: they hold from the next question on."""
+        self.backend = self._errands.backend = backend
+
     async def run(self) -> None:
         """For ever."""
         try:

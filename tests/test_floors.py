@@ -50,7 +50,8 @@ loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
-loadtests: capacity decision
+loadtests: capacity decision crowd faultrelay
+loadtests: chaos
 gateway: demo emulate keys
 gateway: tenants
 gateway: cli

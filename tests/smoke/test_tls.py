@@ -88,7 +88,7 @@ def test_a_backend_that_cannot_be_trusted_is_not_asked(chain: Chain) -> None:
     asked = chain.inner.metric("headrace_requests_total")
     answer = httpx.post(f"{chain.doubtful.api}/v1/chat/completions", json=CHAT, verify=chain.context)
     assert answer.status_code in (502, 503)
-    assert answer.json()["error"]["code"] == "upstream_error"
+    assert answer.json()["error"]["code"] in ("upstream_error", "no_backend_available")
     assert chain.inner.metric("headrace_requests_total") == asked
     assert "Traceback" not in chain.doubtful.log.read_text()
 
