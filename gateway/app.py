@@ -94,7 +94,7 @@ class Gateway:
         await self.upstream.__aenter__()
         await self.quota.__aenter__()
         await self.fleet.__aenter__()
-        self.fleet.plan(assembly.plans(self.settings), assembly.found(self.settings))
+        self._plan(self.settings)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -123,9 +123,12 @@ class Gateway:
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
-        self.fleet.plan(assembly.plans(settings), assembly.found(settings))
+        self._plan(settings)
         if self._tidying is None:
             self._tidy()
+
+    def _plan(self, settings: Config) -> None:
+        self.fleet.plan(assembly.plans(settings), assembly.found(settings), assembly.searches(settings, self._rng))
 
     def _tidy(self) -> None:
         """Pools go when everybody has left who began while a configuration named them."""

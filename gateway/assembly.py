@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Iterable
+from functools import partial
 from random import Random
 from secrets import token_bytes, token_hex
 from urllib.parse import urlsplit
@@ -13,10 +14,12 @@ from gateway import schema
 from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
 from gateway.catalog import ANY, Catalog, Model, Tenant
+from gateway.discovery import ACCOUNT, Cluster, Dns, Kubernetes, Source
 from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.roster import Search
 from gateway.sharedstore import SharedStore
 from gateway.signals import vocabularies
 from gateway.stores import MemoryStore, Store
@@ -199,6 +202,30 @@ def backends(pool: str, told: schema.Pool) -> list[Backend]:
     """The backends that a pool names."""
     tls = ssl.create_default_context() if any(each.url.startswith("https:") for each in told.backends) else None
     return [_backend(pool, each, told, tls) for each in told.backends]
+
+
+def backend(settings: schema.Config, pool: str, url: str) -> Backend:
+    """A backend of a pool that its configuration does not name."""
+    return next(iter(backends(pool, settings.pools[pool].model_copy(update={"backends": (schema.Backend(url=url),)}))))
+
+
+def searches(settings: schema.Config, rng: Random) -> dict[str, Search]:
+    """Where the pools that do not name their backends look for them. Raises OSError where it cannot be asked at all."""
+    found = {}
+    for name, told in settings.pools.items():
+        if told.discovery is not None:
+            found[name] = Search(_source(told.discovery, rng), partial(backend, settings, name), told.discovery)
+    return found
+
+
+def _source(told: schema.Discovery, rng: Random) -> Source:
+    if told.dns is not None:
+        host, _, port = told.dns.rpartition(":")
+        return Dns(host, int(port))
+    assert told.kubernetes is not None
+    known = told.kubernetes
+    namespace = known.namespace or (ACCOUNT / "namespace").read_text().strip()
+    return Kubernetes(Cluster.inside(), namespace, known.service, known.port, rng)
 
 
 def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLContext | None) -> Backend:

@@ -11,6 +11,7 @@ import click
 import uvloop
 
 from gateway import config
+from gateway.backends import backends
 from gateway.demo import demo
 from gateway.emulate import emulate
 from gateway.given import given
@@ -38,6 +39,7 @@ def main() -> None:
 
 main.add_command(demo)
 main.add_command(emulate)
+main.add_command(backends)
 main.add_command(keys)
 main.add_command(tenants)
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 
 import msgspec
 
 from gateway.backend import Backend
+from gateway.discovery import Endpoint
 from gateway.errors import BACKEND_LOST, Phase, UpstreamFailed
 from gateway.fleetmetrics import metrics
 from gateway.lateness import late
 from gateway.metrics import Counter, Family
 from gateway.pool import Pool
 from gateway.reply import Clock
-from gateway.roster import Member, Roster
+from gateway.roster import Member, Roster, Search
 from gateway.signals import Signals
 from gateway.upstream import Upstream
 from gateway.watch import Plan, Watch
@@ -91,11 +92,15 @@ class Fleet:
 
     # -- who is there -------------------------------------------------------------------------------------------
 
-    def plan(self, plans: Mapping[str, Plan], found: Mapping[str, Iterable[Backend]]) -> None:
+    def plan(
+        self, plans: Mapping[str, Plan], found: Mapping[str, Iterable[Backend]], searches: Mapping[str, Search]
+    ) -> None:
         """These are the pools, how they are watched, and the backends of those that name them. Called again when they
         have changed; what was said at run time of a pool that stays holds on."""
         for name in self.rosters.keys() - plans.keys():
-            self._dismiss(self.rosters.pop(name), keep=())
+            gone = self.rosters.pop(name)
+            self._search(gone, None)
+            self._dismiss(gone, keep=())
         for name, plan in plans.items():
             pool = self._pools[name]
             roster = self.rosters.get(name)
@@ -107,13 +112,25 @@ class Fleet:
             if name in found:
                 roster.found = {backend.name: backend for backend in found[name]}
             self.settle(name)
+            self._search(roster, searches.get(name))
 
-    def discover(self, name: str, backends: Iterable[Backend], leaving: frozenset[str] = frozenset()) -> None:
-        """These are the backends of a pool, as far as its source of them knows."""
-        roster = self.rosters[name]
-        roster.found = {backend.name: backend for backend in backends}
-        roster.leaving = leaving
-        self.settle(name)
+    def _search(self, roster: Roster, search: Search | None) -> None:
+        """Look for its backends there from now on."""
+        before, roster.search = roster.search, search
+        if roster.searching is not None and (search is None or before is None or search.key != before.key):
+            roster.searching.cancel()
+            roster.searching = None
+        if search is not None and roster.searching is None:
+            roster.searching = self.start(search.source.watch(partial(self.discovered, roster)))
+
+    def discovered(self, roster: Roster, endpoints: Sequence[Endpoint]) -> None:
+        """These are the backends of a pool, as far as its source knows. Those that stay are not made anew."""
+        assert roster.search is not None
+        known, make = roster.found, roster.search.make
+        urls = [endpoint.url for endpoint in endpoints]
+        roster.found = {url: known[url] if url in known else make(url) for url in urls}
+        roster.leaving = frozenset(endpoint.url for endpoint in endpoints if not endpoint.ready)
+        self.settle(roster.pool.name)
 
     def settle(self, name: str) -> None:
         """Bring a pool and its watches in line with its roster."""

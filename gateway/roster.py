@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gateway.backend import Backend
+from gateway.discovery import Source
 from gateway.pool import Pool
 from gateway.watch import Plan, Watch
 from policies.health import State
@@ -29,6 +30,15 @@ class Member:
     state: State = State.NEW
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where backends are looked for, how one is made of a URL, and what tells one search from another."""
+
+    source: Source
+    make: Callable[[str], Backend]
+    key: object
+
+
 @dataclass(slots=True)
 class Roster:
     """One pool: where its backends come from, and what was said of them at run time."""
@@ -41,6 +51,8 @@ class Roster:
     drained: set[str] = field(default_factory=set)
     leaving: frozenset[str] = frozenset()  # discovery says that they only finish what they have
     members: dict[str, Member] = field(default_factory=dict)
+    search: Search | None = None
+    searching: asyncio.Task[None] | None = None
 
     def present(self) -> list[Backend]:
         """The backends now."""

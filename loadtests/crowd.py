@@ -26,6 +26,8 @@ class Told:
     whole: bool = False
     left: bool = False
     code: str = ""
+    reason: str = ""
+    backend: str = ""
     lie: str = ""
 
 
@@ -92,6 +94,7 @@ class Crowd:
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{token}Content-Length: {len(data)}\r\n"
             writer.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + data)
             lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+            told.backend, told.reason = _field(lines, "x-headrace-backend"), _field(lines, "x-headrace-reason")
             told.status = int(lines.split(" ", 2)[1])
             if told.status != 200:
                 self._refused(await reader.read(), lines, told)
@@ -126,3 +129,9 @@ class Crowd:
             told.lie = "a stream that ended without its end, or with two"
         if not text.rstrip().endswith(b"0"):
             told.lie = told.lie or "a chunked body without its last chunk"
+
+
+def _field(head: str, name: str) -> str:
+    """The value of a header; empty if it is absent."""
+    _, _, rest = head.partition(f"\r\n{name}: ")
+    return rest.partition("\r\n")[0]

@@ -21,7 +21,7 @@ policies: choice
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp
 gateway: secret section address yamlfile http1 link exposition redislink
-gateway: schema errors backend catalog sharedstore signals
+gateway: schema errors backend catalog sharedstore signals discovery
 gateway: consistency exchange isolation eligible
 gateway: config wire answers dialects reply requestlog
 gateway: reading turn jobs pool given errand
@@ -29,6 +29,7 @@ gateway: sse auth upstream dispatch connection requestmetrics quota watch latene
 gateway: relay telemetry logs generation ledger roster
 gateway: fleetmetrics
 gateway: fleet
+gateway: fleetadmin
 gateway: client assembly models reload overview
 gateway: admin
 gateway: proxy
@@ -53,7 +54,8 @@ loadtests: emulator replay report overhead
 loadtests: capacity decision crowd faultrelay
 loadtests: chaos
 gateway: demo emulate keys
-gateway: tenants
+gateway: adminport
+gateway: tenants backends
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
