@@ -36,6 +36,7 @@ from gateway.quota import Quota
 from gateway.reload import Reloader, Report
 from gateway.reply import Clock
 from gateway.units import instant
+from gateway.vitals import Vitals
 
 MAX_BODY = 8 * 2**20  # of a request to be explained
 LAST = 2**40  # seconds: later than anything
@@ -60,6 +61,7 @@ class Subject(Protocol):
     ledger: Ledger
     fleet: Fleet
     clock: Clock
+    vitals: Vitals
 
     @property
     def active(self) -> Collection[Exchange]: ...
@@ -105,9 +107,11 @@ class Admin:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus, in the format that it asks for."""
-        kind = content_type(request.headers.get("accept", ""))
-        families = chain(self._subject.metrics(), self._reloader.metrics())
-        return Response(exposed(families, kind), headers={"content-type": kind})
+        subject, kind = self._subject, content_type(request.headers.get("accept", ""))
+        began_at = subject.clock()
+        body = exposed(chain(subject.metrics(), self._reloader.metrics()), kind)
+        subject.vitals.scraped(subject.clock() - began_at)
+        return Response(body, headers={"content-type": kind})
 
     async def explain(self, request: Request) -> Response:
         """`POST /admin/explain?tenant=NAME[&path=/v1/chat/completions]` with a request body: where it would go and

@@ -35,13 +35,14 @@ from gateway.exchange import Dialect, Exchange, Header
 from gateway.fleet import Fleet
 from gateway.jobs import Jobs
 from gateway.ledger import Ledger
-from gateway.metrics import Family
+from gateway.metrics import Family, Gauge
 from gateway.models import Models
 from gateway.proxy import proxy
 from gateway.quota import Quota
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
+from gateway.vitals import Vitals
 from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
@@ -73,8 +74,11 @@ class Gateway:
             log,
             time.time,
         )
-        self.telemetry = Telemetry(log, time.time)
-        self.ledger = Ledger(time.time)
+        self.tracer = assembly.tracer(settings, Random())  # noqa: S311 (ids need not be secret)
+        self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
+        self.telemetry.configure(settings, generation=1)
+        self.vitals = Vitals(self.clock, time.time)
+        self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
         self.draining = False
         self.active: set[Exchange] = set()
@@ -93,6 +97,9 @@ class Gateway:
     async def __aenter__(self) -> Gateway:
         await self.upstream.__aenter__()
         await self.quota.__aenter__()
+        await self.vitals.__aenter__()
+        if self.tracer is not None:
+            await self.tracer.__aenter__()
         await self.fleet.__aenter__()
         self._plan(self.settings)
         return self
@@ -102,6 +109,9 @@ class Gateway:
             self._tidying.cancel()
         await self.fleet.__aexit__(*exc)
         self.dispatcher.close()
+        await self.vitals.__aexit__(*exc)
+        if self.tracer is not None:
+            await self.tracer.__aexit__(*exc)
         await self.quota.__aexit__(*exc)
         await self.upstream.__aexit__(*exc)
 
@@ -120,6 +130,7 @@ class Gateway:
         if settings.security.secret != before.settings.security.secret:
             self.dispatcher.jobs.reseed(assembly.seeds(settings))
         self.quota.apply(assembly.limits(settings))
+        self.telemetry.configure(settings, generation=now.number)
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
@@ -145,12 +156,20 @@ class Gateway:
 
     def metrics(self) -> Iterator[Family]:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
-        yield from self.telemetry.metrics()
+        yield from self.telemetry.metrics(self.dispatcher.alive())
         yield from self.dispatcher.metrics()
         yield from self.dispatcher.costs()
         yield from self.ledger.metrics()
         yield from self.quota.metrics()
         yield from self.fleet.metrics()
+        if self.tracer is not None:
+            yield from self.tracer.metrics()
+        yield from self.upstream.metrics()
+        yield from self.buffers.metrics()
+        yield from self.vitals.metrics()
+        streams = sum(x.call is not None and x.call.stream for x in self.active)
+        yield Gauge("headrace_open_requests", "Requests under way, in whatever phase.").of({(): len(self.active)})
+        yield Gauge("headrace_open_streams", "Those of them that asked for a stream.").of({(): streams})
 
     async def wait_idle(self) -> None:
         """Returns when no request is under way."""
@@ -199,6 +218,8 @@ class Gateway:
         sent_id = client.headers.get(b"x-request-id")
         if sent_id is not None and REQUEST_ID.fullmatch(sent_id):
             x.request_id = sent_id.decode()
+        if self.tracer is not None:
+            x.trace = self.tracer.begin(*client.trace_context())
         origins = self.generation.origins
         if origins and (origin := client.headers.get(b"origin")) and not origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 import time
 from collections.abc import Iterable
@@ -23,6 +25,8 @@ from gateway.roster import Search
 from gateway.sharedstore import SharedStore
 from gateway.signals import vocabularies
 from gateway.stores import MemoryStore, Store
+from gateway.tracing import Collector, Tracer
+from gateway.vitals import installed_version
 from gateway.watch import Plan
 from policies.health import HealthRules
 from policies.limits import Kind, Limit
@@ -81,6 +85,7 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             salt=salt(secret, group) if secret else "",
             operator=told.operator,
             residency=tuple(told.residency),
+            content=told.content,
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None
@@ -119,6 +124,19 @@ def store(settings: schema.Config, clock: Clock) -> Store:
     if url == "memory":
         return MemoryStore(clock_us)
     return SharedStore(url, told.on_failure, clock_us, replica=token_hex(8), replicas=told.replicas)
+
+
+def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
+    """None where the configuration names no collector."""
+    told = settings.telemetry
+    if told.otlp is None:
+        return None
+    resource = {
+        "service.name": "headrace",
+        "service.version": installed_version(),
+        "service.instance.id": f"{socket.gethostname()}:{settings.server.listen.port}:{os.getpid()}",
+    }
+    return Tracer(Collector(told.otlp.reveal(), resource), told.sample, rng)
 
 
 def seeds(settings: schema.Config) -> Seeds:

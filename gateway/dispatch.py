@@ -27,7 +27,7 @@ from gateway.pool import Pool
 from gateway.reply import Clock
 from policies.health import Found
 from policies.shares import TimeShare
-from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Usage
+from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics, Usage
 
 MOST_REST_S = 10.0
 
@@ -103,14 +103,27 @@ class Dispatcher:
             pool.close()
         return [backend for pool in gone for backend in pool.backends.values()]
 
+    def alive(self) -> set[tuple[str, str]]:
+        """Every backend there is, by its pool and name."""
+        return {(name, backend) for name, pool in self.pools.items() for backend in pool.backends}
+
     def metrics(self) -> Iterator[Family]:
         """What waits and what runs, pool by pool."""
         pools = {name: pool.statistics() for name, pool in self.pools.items()}
-        yield Gauge("headrace_in_flight_requests", "Requests on a backend.", "pool", "backend").of(
-            {(name, each): of.running for name, pool in pools.items() for each, of in pool.backends.items()}
+        yield from _queues(pools)
+        for name, text, field in BACKENDS:
+            values = {
+                (pool, backend): getattr(told, field)
+                for pool, all_told in pools.items()
+                for backend, told in all_told.backends.items()
+            }
+            yield Gauge(name, text, "pool", "backend").of(values)
+        gates = {(pool, name, of.gate): 1 for pool, told in pools.items() for name, of in told.backends.items()}
+        yield Gauge("headrace_gate", "1 for the rule that admits or holds back now.", "pool", "backend", "gate").of(
+            gates
         )
-        yield Gauge("headrace_queued_requests", "Requests that wait for a backend.", "pool", "class").of(
-            {(name, class_): waiting for name, pool in pools.items() for class_, waiting in pool.queued.items()}
+        yield Gauge("headrace_retry_budget", "Retries that may be made now.", "pool").of(
+            {(name,): pool.retries.balance for name, pool in self.pools.items()}
         )
 
     def costs(self) -> Iterator[Family]:
@@ -168,6 +181,8 @@ class Slot:
         decision, backend = placed
         attempt = Attempt(backend, decision, self._clock(), on_first_token=self._first_token)
         x.attempts.append(attempt)
+        if x.trace is not None:
+            attempt.trace_headers = x.trace.headers(len(x.attempts))
         self._attempt = attempt
         pool.run(self._id, x)
         if backend.cost_per_hour:
@@ -255,4 +270,28 @@ def rest_s(exc: BaseException | None) -> float:
     return min(told, MOST_REST_S) if told is not None else 0.0
 
 
+def _queues(pools: Mapping[str, Statistics]) -> Iterator[Family]:
+    for name, text, field in QUEUES:
+        values = {(pool, class_): n for pool, told in pools.items() for class_, n in getattr(told, field).items()}
+        yield Gauge(name, text, "pool", "class").of(values)
+    for name, text, field in RATES:
+        yield Gauge(name, text, "pool").of({(pool,): getattr(told, field) for pool, told in pools.items()})
+
+
 WHERE, CACHED = b"x-headrace-backend", b"x-headrace-cache"
+# name, text, and the field of the scheduler's statistics that it shows
+BACKENDS = (
+    ("headrace_in_flight_requests", "Requests on a backend.", "running"),
+    ("headrace_in_flight_tokens", "Uncached prompt tokens whose prefill is under way there.", "in_flight_tokens"),
+    ("headrace_kv_tokens", "Tokens in its KV memory by the gateway's own count.", "kv_tokens"),
+    ("headrace_prefix_accuracy", "Share of the cached tokens expected there that are found.", "hit_accuracy"),
+)
+QUEUES = (
+    ("headrace_queued_requests", "Requests that wait for a backend.", "queued"),
+    ("headrace_queued_tokens", "Their prompt tokens, as estimated.", "queued_tokens"),
+)
+RATES = (
+    ("headrace_prefill_tokens_per_second", "Prefill rate of one backend, as learned.", "prefill_rate"),
+    ("headrace_drain_tokens_per_second", "Prompt tokens that leave the queue, lately.", "drain_rate"),
+    ("headrace_prefix_index_pieces", "Entries of the index of prompt prefixes.", "index_pieces"),
+)

@@ -12,7 +12,8 @@ GatewayError             what the client is told: status, type, code, and one wo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
+from typing import ClassVar
 
 from gateway.http1 import Answer
 
@@ -63,8 +64,21 @@ UPSTREAM_TIMEOUT = Refusal(504, "api_error", "upstream_timeout", "upstream_timeo
 CONNECT_TIMEOUT = Refusal(502, "api_error", "upstream_connect_timeout", "connect_timeout")
 
 
+class Fault(StrEnum):
+    """Whose doing it is that a request did not end well."""
+
+    NONE = ""
+    CALLER = "caller"
+    LEFT = "left"  # the client went away
+    CAPACITY = "capacity"  # ours: no room, no backend, shutting down
+    GATEWAY = "gateway"  # ours: a bug
+    BACKEND = "backend"
+
+
 class GatewayError(Exception):
     """What the client is told. `retry_after` is in seconds; `retry` overrules the SDK's own rule."""
+
+    fault: ClassVar[Fault] = Fault.GATEWAY
 
     def __init__(
         self,
@@ -86,9 +100,13 @@ class GatewayError(Exception):
 class Refused(GatewayError):
     """The caller's doing."""
 
+    fault = Fault.CALLER
+
 
 class Unavailable(GatewayError):
     """Ours: the request was sound but cannot be served now."""
+
+    fault = Fault.CAPACITY
 
 
 class Phase(IntEnum):
@@ -102,6 +120,8 @@ class Phase(IntEnum):
 class UpstreamFailed(GatewayError):
     """A backend's doing. `replayable`: another backend may be asked, as far as the failure goes. `answer` is what the
     backend said, for the client to see if nothing better comes."""
+
+    fault = Fault.BACKEND
 
     def __init__(
         self,
@@ -135,6 +155,8 @@ class Unanswered(UpstreamFailed):
 
 class ClientGone(GatewayError):
     """The client left, or takes nothing any more. Status 499 stands in logs and metrics; nothing is sent."""
+
+    fault = Fault.LEFT
 
     def __init__(self, message: str = "The client left.", reason: str = "client_disconnect") -> None:
         super().__init__(Refusal(499, "client_error", reason, reason), message)

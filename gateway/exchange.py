@@ -10,10 +10,12 @@ from typing import Protocol
 
 from gateway.backend import Backend
 from gateway.catalog import Tenant
-from gateway.errors import ClientGone, GatewayError
+from gateway.errors import ClientGone, Fault, GatewayError
+from gateway.tracecontext import Trace
 from policies.types import Dispatch, Usage
 
 Header = tuple[bytes, bytes]
+REJECTED = "upstream_rejected"  # the outcome where the backend blames the request
 
 
 class Dialect(StrEnum):
@@ -92,19 +94,22 @@ class Metered(Protocol):
     def parse_errors(self) -> int: ...
     @property
     def complete(self) -> bool: ...
+    @property
+    def finish(self) -> str | None: ...
 
 
 @dataclass(slots=True)
 class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
-    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went there. `cost` is its
-    part of the backend's price. `trial`: its ending decides whether the backend is trusted again; `late`: others were
-    served long before."""
+    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went there;
+    `trace_headers` tell the backend which span it works for; `cost` is its part of the backend's price. `trial`: its
+    ending decides whether the backend is trusted again; `late`: others were served long before."""
 
     backend: Backend
     decision: Dispatch
     dispatched_at: float
     on_first_token: Callable[[float], None]
+    trace_headers: list[Header] = field(default_factory=list)
     connected_at: float = 0.0
     head_at: float = 0.0
     ended_at: float = 0.0
@@ -123,6 +128,7 @@ class Exchange:
     request_id: str
     received_at: float
     endpoint: Endpoint
+    trace: Trace | None = None
     tenant: Tenant | None = None
     call: Call | None = None
     class_: str = "interactive"
@@ -131,6 +137,7 @@ class Exchange:
     meter: Metered | None = None
     status: int = 0
     outcome: str = ""
+    fault: Fault = Fault.NONE
     upstream_request_id: str = ""
     answer_headers: list[Header] = field(default_factory=list)
     bytes_in: int = 0
@@ -179,5 +186,8 @@ class Exchange:
         if error is not None:
             self.outcome = error.refusal.reason
             self.status = self.status or error.refusal.status
+            self.fault = error.fault
         elif not self.outcome:
             self.outcome = "ok"
+        else:  # an answer was relayed, but none to be glad of
+            self.fault = Fault.CALLER if self.outcome == REJECTED else Fault.BACKEND

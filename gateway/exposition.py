@@ -34,10 +34,7 @@ def exposed(families: Iterable[Family], content_type: str) -> bytes:
         if isinstance(family, Histogram):
             lines.extend(_distributions(family, openmetrics))
         elif isinstance(family, Numbers):
-            texts = family.texts
-            for key, value in family.values.items():
-                begin = texts.get(key) or texts.setdefault(key, (f"{family.name}{_braces(family, key)} ",))
-                lines.append(f"{begin[0]}{number(value)}\n")
+            lines.extend(_numbers(family))
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode("utf-8", "replace")
@@ -50,9 +47,20 @@ def number(value: float) -> str:
     return str(value) if abs(value) != inf else "+Inf" if value > 0 else "-Inf"
 
 
+def _numbers(family: Numbers) -> list[str]:
+    texts, values = family.texts, family.values
+    if len(texts) != len(values):
+        for key in values:
+            if key not in texts:
+                texts[key] = f"{family.name}{_braces(family, key)} "
+    if family.kind == "counter":  # there are thousands, and none is infinite
+        return [f"{texts[key]}{value}\n" for key, value in values.items()]
+    return [f"{texts[key]}{number(value)}\n" for key, value in values.items()]
+
+
 def _distributions(family: Histogram, openmetrics: bool) -> Iterator[str]:
     for key, child in family.children.items():
-        begins = family.texts.get(key) or family.texts.setdefault(key, _beginnings(family, key))
+        begins = family.beginnings.get(key) or family.beginnings.setdefault(key, _beginnings(family, key))
         sums = list(accumulate(child.counts))
         if openmetrics and child.exemplars:
             for index, (begin, count) in enumerate(zip(begins, sums, strict=False)):

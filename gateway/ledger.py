@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from gateway.catalog import Tenant
 from gateway.exchange import Exchange
 from gateway.metrics import Counter, Family
 
@@ -46,10 +47,18 @@ class Row:
 
 
 class Ledger:
-    """The hours that are kept, oldest first."""
+    """The hours that are kept, oldest first. `label` is what stands for a tenant in metrics."""
 
-    def __init__(self, wall_clock: Callable[[], float], *, kept_hours: int = KEPT_HOURS, most: int = MOST_ROWS) -> None:
+    def __init__(
+        self,
+        wall_clock: Callable[[], float],
+        label: Callable[[Tenant], str],
+        *,
+        kept_hours: int = KEPT_HOURS,
+        most: int = MOST_ROWS,
+    ) -> None:
         self._wall_clock = wall_clock
+        self._label = label
         self._kept_hours = kept_hours
         self._most = most
         self._hours: dict[int, dict[Key, Row]] = {}
@@ -79,7 +88,7 @@ class Ledger:
         for attempt in x.attempts:
             if attempt.cost:
                 row.cost += attempt.cost
-                self._cost.values[(x.tenant.name, x.call.label)] += attempt.cost
+                self._cost.values[(self._label(x.tenant), x.call.label)] += attempt.cost
 
     def _row(self, hour: int, key: Key) -> Row:
         rows = self._hours.get(hour)

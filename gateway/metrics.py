@@ -10,9 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar
+from operator import add
+from typing import ClassVar, TypeVar
 
 Key = tuple[str, ...]
+K = TypeVar("K", bound=Key)
 
 # Bounds in seconds. Objectives lie at 0.1 to 10 s: they are bounds there, so that a share of requests is exact.
 SECONDS = (
@@ -23,7 +25,7 @@ BYTES = tuple(float(4**power) for power in range(4, 14))  # 256 B to 64 MiB
 
 
 class Family:
-    """What all samples of one name have in common. `texts` is the exposition's own memory of how keys read."""
+    """What all samples of one name have in common."""
 
     kind: ClassVar[str]
 
@@ -31,7 +33,6 @@ class Family:
         self.name = name
         self.text = text
         self.labels = labels
-        self.texts: dict[Key, Sequence[str]] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -42,11 +43,12 @@ class Family:
 
 
 class Numbers(Family):
-    """One number for each key."""
+    """One number for each key. `texts` is the exposition's memory of how their lines begin."""
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
         super().__init__(name, text, *labels)
         self.values: defaultdict[Key, float] = defaultdict(int)
+        self.texts: dict[Key, str] = {}
 
     def retain(self, keep: Callable[[Key], bool]) -> None:
         for key in [key for key in self.values if not keep(key)]:
@@ -65,9 +67,9 @@ class Gauge(Numbers):
 
     kind = "gauge"
 
-    def of(self, values: Mapping[Key, float]) -> Gauge:
+    def of(self, values: Mapping[K, float]) -> Gauge:
         """The same family, with these values."""
-        self.values = defaultdict(int, values)
+        self.values.update((key, value) for key, value in values.items())
         return self
 
 
@@ -89,7 +91,7 @@ class Buckets:
 
     def add(self, counts: Iterable[int], total: float) -> None:
         """Many observations, already counted in classes of the same bounds."""
-        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.counts = list(map(add, self.counts, counts))
         self.sum += total
 
     def show(self, value: float, trace_id: str, wall: float) -> None:
@@ -98,7 +100,8 @@ class Buckets:
 
 
 class Histogram(Family):
-    """Distributions: `waits.child((pool, class_)).observe(seconds)`. A child may be kept by who observes often."""
+    """Distributions: `waits.child((pool, class_)).observe(seconds)`. A child may be kept by who observes often, where
+    nothing is ever forgotten. `beginnings` is the exposition's memory of how their lines begin."""
 
     kind = "histogram"
 
@@ -106,6 +109,7 @@ class Histogram(Family):
         super().__init__(name, text, *labels)
         self.bounds = bounds
         self.children: dict[Key, Buckets] = {}
+        self.beginnings: dict[Key, list[str]] = {}
 
     def child(self, key: Key) -> Buckets:
         """The observations of one key."""
@@ -117,4 +121,4 @@ class Histogram(Family):
     def retain(self, keep: Callable[[Key], bool]) -> None:
         for key in [key for key in self.children if not keep(key)]:
             del self.children[key]
-            self.texts.pop(key, None)
+            self.beginnings.pop(key, None)

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from gateway import answers
 from gateway.dialects import error_frame
 from gateway.errors import UPSTREAM_TRUNCATED, GatewayError, Phase, Unavailable, UpstreamFailed
-from gateway.exchange import Dialect, Exchange, Header
+from gateway.exchange import REJECTED, Dialect, Exchange, Header
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.reading import BodyMeter, StreamEnding
 from gateway.reply import Clock, Reply
@@ -92,7 +92,7 @@ class Relay:
             headers.append((b"content-type", b"application/json"))
         answer = Answer(status, headers, body if shaped is None else shaped)
         if status < 500 and status not in RETRYABLE:
-            self._exchange.outcome = "upstream_rejected"
+            self._exchange.outcome = REJECTED
             send(answer, self._turn, self._exchange)
             return
         raise UpstreamFailed(

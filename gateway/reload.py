@@ -28,7 +28,7 @@ from gateway.section import Section
 LOOK_S = 0.5
 RESULTS = ("applied", "unchanged", "failed")
 # What is bound or opened once, at the start. \b ends a name: server.admin is meant, server.admin_token is not.
-FIXED = re.compile(r"[-+~] (?:server\.(?:listen|admin|tls|keep_alive)|state|telemetry)\b")
+FIXED = re.compile(r"[-+~] (?:server\.(?:listen|admin|tls|keep_alive)|state|telemetry\.(?:log|otlp))\b")
 
 Mark = tuple[tuple[int, int, int, int] | None, ...]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.exchange import Exchange, Metered
+from gateway.timeline import Cause
 
 _write = msgspec.json.Encoder().encode
 
@@ -34,11 +35,13 @@ class RequestLine(msgspec.Struct, gc=False):
     bytes_in: int
     bytes_out: int
     upstream_request_id: str
+    cause: str
+    trace_id: str
     event: str = "request"
 
 
-def request_line(x: Exchange, wall: float) -> bytes:
-    """What happened to a request that ended at `wall`, as one line of JSON."""
+def request_line(x: Exchange, wall: float, cause: Cause | None) -> bytes:
+    """What happened to a request that ended at `wall` and was not good for a `cause`, as one line of JSON."""
     call, meter, ttft_s = x.call, x.meter, x.ttft_s
     usage = meter.usage if meter is not None else None
     line = RequestLine(
@@ -64,6 +67,8 @@ def request_line(x: Exchange, wall: float) -> bytes:
         call.length if call is not None else 0,
         x.bytes_out or (meter.bytes_in if meter is not None else 0),
         x.upstream_request_id,
+        cause or "",
+        x.trace.text if x.trace is not None else "",
     )
     return _write(line) + b"\n"
 

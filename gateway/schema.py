@@ -233,6 +233,7 @@ class Tenant(Section):
     trust_group: Name | None = option(None, "tenants of one group share cached prefixes; alone if left out")
     isolation: Flag = option(False, "never serve it where another tenant's cache cannot be kept apart")
     residency: Names = option((), "only backends of these regions; any if left out")
+    content: Flag = option(False, "its prompts stand in traces; nobody's do otherwise")
     operator: Flag = option(False, "its answers tell which backend served them and why")
 
     def allows(self, *names: str) -> bool:
@@ -260,6 +261,8 @@ class Telemetry(Section):
     otlp: CollectorUrl | None = option(None, "OTLP collector over HTTP; no traces if left out")
     sample: Share = option(0.05, "share of the good requests that are traced; bad ones always are")
     log: Literal["json", "text", "off"] = option("json", "one line per request on stderr")
+    log_sample: Share = option(1.0, "share of the good requests that get a line; bad ones always do")
+    tenants: Count = option(200, "tenants, from the first in the file, with series of their own; the rest is `other`")
 
 
 class Config(Section):

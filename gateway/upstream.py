@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway.backend import Backend
@@ -13,6 +13,7 @@ from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, Upst
 from gateway.exchange import Attempt, Call
 from gateway.http1 import request_head
 from gateway.link import SLICE, Link
+from gateway.metrics import Family, Gauge
 from gateway.reply import Clock, Reply
 
 SWEEP_S = 0.25
@@ -68,6 +69,12 @@ class Upstream:
             for link in links:
                 link.abort()
         self._idle.clear()
+
+    def metrics(self) -> Iterator[Family]:
+        """Connections to backends, by what they do."""
+        idle = sum(map(len, self._idle.values()))
+        states = {("idle",): idle, ("busy",): len(self._replies), ("connecting",): len(self._connecting)}
+        yield Gauge("headrace_upstream_connections", "Connections to backends.", "state").of(states)
 
     def fail_all(self, error: GatewayError) -> None:
         """End every answer that is still being read."""
@@ -181,6 +188,8 @@ class Opening:
         attempt, call = self._attempt, self._call
         backend = attempt.backend
         headers = call.headers
+        if attempt.trace_headers:
+            headers = [*headers, *attempt.trace_headers]
         if backend.authorization is not None:
             headers = [*headers, (b"authorization", backend.authorization)]
         head = request_head(b"POST", backend.prefix + call.target, backend.host_header, headers, call.length)

@@ -291,7 +291,8 @@ class Scheduler:
         waited = now - job.arrived
         why = (ticket.waited_for or Wait.TURN) if now > ticket.since else None
         saved = job.prompt_tokens - uncached
-        return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, tuple(considered))
+        missed, prices = uncached - ticket.least, tuple(considered)
+        return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, prices, missed)
 
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)

@@ -142,6 +142,7 @@ class Dispatch:
     waited_s: float = 0.0
     waited_for: Wait | None = None
     considered: tuple[tuple[float, str], ...] = ()  # (price, backend) of each that could take it
+    missed_tokens: int = 0  # what the warmest backend holds of the prompt beyond this one
 
 
 @dataclass(frozen=True, slots=True)

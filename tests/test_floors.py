@@ -14,18 +14,18 @@ ROOT = Path(__file__).parent.parent
 PLAN = """
 policies: types rules
 policies: limits estimate prefix retry health shares
-policies: backend
+policies: backend leases
 policies: queues admission routing
 policies: pool waiting
 policies: choice
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes metrics stores resp
-gateway: secret section address yamlfile http1 link exposition redislink
+gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext
+gateway: secret section address yamlfile http1 link exposition redislink vitals
 gateway: schema errors backend catalog sharedstore signals discovery
 gateway: consistency exchange isolation eligible
-gateway: config wire answers dialects reply requestlog
-gateway: reading turn jobs pool given errand
-gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness
+gateway: config wire answers dialects reply timeline
+gateway: reading turn jobs pool given errand requestlog spans
+gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
 gateway: relay telemetry logs generation ledger roster
 gateway: fleetmetrics
 gateway: fleet
@@ -35,7 +35,7 @@ gateway: admin
 gateway: proxy
 gateway: app
 gateway: serve
-loadtests: kvcache profiles tracefile
+loadtests: kvcache profiles tracefile scrape
 loadtests: batch scenario traces
 loadtests: engine workload
 loadtests: fleet results router
