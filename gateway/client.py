@@ -191,6 +191,7 @@ class Client:
         call.target = self._target() if self._turn.query else self._turn.endpoint.target
         call.class_ = self.headers.get(b"x-headrace-class", b"").decode("latin-1")
         call.deadline_s = self._patience_s()
+        call.again = self.headers.get(b"x-stainless-retry-count", b"0") != b"0"
         return call
 
     def _patience_s(self) -> float | None:

@@ -168,7 +168,8 @@ class Slot:
         pool, x = self._pool, self._exchange
         if not x.queued_at:
             x.queued_at = self._clock()
-            pool.retries.deposit()
+            assert x.call is not None
+            pool.retries.spend() if x.call.again else pool.retries.deposit()
         placed = pool.submit(self._dispatcher.job(pool, x, self._id))
         if isinstance(placed, asyncio.Future):
             try:
