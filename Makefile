@@ -6,7 +6,7 @@ STAMP := .venv/.ready
 NODE := tests/clients/node
 NODE_STAMP := $(NODE)/node_modules/.ready
 
-.PHONY: demo test check fmt bench bench-peers eval node-client lock clean
+.PHONY: demo test check fmt bench bench-peers chaos soak eval node-client lock clean
 
 demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -30,6 +30,12 @@ bench-peers: $(STAMP)   ## install the peers, each into its own environment unde
 	@$(BIN)/python -m loadtests.peers
 
 node-client: $(if $(shell command -v npm),$(NODE_STAMP))  ## OpenAI's library for Node, where there is a Node
+
+chaos: $(STAMP)         ## faults at random under load, 10 minutes for each of 3 seeds (SECONDS_EACH=60 SEEDS=1)
+	@$(BIN)/python -m loadtests.chaos --seconds $${SECONDS_EACH:-600} --seeds $${SEEDS:-1 2 3}
+
+soak: $(STAMP)          ## one hour at a steady load without faults: nothing may grow
+	@$(BIN)/python -m loadtests.chaos --soak --seconds $${SECONDS_EACH:-3600} --seeds 1
 
 eval: $(STAMP)          ## simulate the evaluation (hours; goes on where it was) into loadtests/results/
 	@$(BIN)/python -m loadtests.report --jobs $${JOBS:-1}

@@ -49,8 +49,9 @@ class Call:
     `model` is the client's word; `label` the configured name, or `other` where clients may use any. `target` is the
     path and query, `headers` all that go to the backend but its own credential. `tier` is the client's `service_tier`,
     `class_` the class that its header names, `deadline_s` the seconds after which it will not wait for a first token
-    any more, `again` that its SDK has asked before. `strip_usage`: the gateway itself asked for the usage chunk. `prompt` holds the raw JSON of what an engine
-    makes the prompt of, in an order that a growing conversation only adds to.
+    any more, `again` that its SDK has asked before. `strip_usage`: the gateway itself asked for the usage chunk.
+    `prompt` holds the raw JSON of what an engine makes the prompt of, in an order that a growing conversation only
+    adds to.
     """
 
     endpoint: Endpoint

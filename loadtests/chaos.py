@@ -33,6 +33,7 @@ from loadtests.faultrelay import FaultRelay, Weather
 
 WARM_S = 5.0
 KEY = "chaos"
+GROWN = 0.01  # of the resident memory, after the first quarter of a soak
 CALM_S = 8.0  # after the last fault
 POOL = {
     "engine": "vllm",
@@ -188,6 +189,28 @@ async def chaos(seconds: float, seed: int, rate: float) -> int:
     return 1 if lies else 0
 
 
+async def soak(seconds: float, seed: int, rate: float) -> int:
+    """A steady load. Nothing may have grown by more than `GROWN` between a quarter of the time and its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with stage(Path(folder)) as here:
+            crowd = Crowd(here.api_port, rate, Random(seed), KEY)
+            watching = asyncio.create_task(watch(here))
+            sizes = []
+            for _ in range(4):
+                await crowd.run(seconds / 4)
+                await crowd.finish()
+                sizes.append(here.size())
+                crowd.count()
+            left = await settled(here)
+            watching.cancel()
+    grown = [last / first - 1.0 for first, last in zip(sizes[0], sizes[-1], strict=True)]
+    print(f"{crowd.sent} requests in {seconds:g} s, {crowd.failed} of them failed")
+    print(f"  descriptors, resident bytes by quarters: {sizes}; grown {grown[0]:+.2%}, {grown[1]:+.2%}")
+    lies = here.lies + crowd.lies + left
+    print(f"  violations: {len(lies)} {lies[:5]}")
+    return 1 if lies or crowd.failed or grown[1] > GROWN else 0
+
+
 async def single(weather: Weather, seconds: float, seed: int, rate: float) -> int:
     """One fault to one of four backends, and everything that the rest must bear."""
     with tempfile.TemporaryDirectory() as folder:
@@ -229,11 +252,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
+    parser.add_argument("--soak", action="store_true", help="no faults; report what has grown")
     parser.add_argument("--only", choices=[each.value for each in Weather], help="this fault, to one backend")
     asked = parser.parse_args()
     code = 0
     for seed in asked.seeds:
-        if asked.only:
+        if asked.soak:
+            code |= asyncio.run(soak(asked.seconds, seed, asked.rate))
+        elif asked.only:
             code |= asyncio.run(single(Weather(asked.only), asked.seconds, seed, asked.rate))
         else:
             code |= asyncio.run(chaos(asked.seconds, seed, asked.rate))

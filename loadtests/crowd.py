@@ -42,6 +42,9 @@ class Crowd:
     key: str = ""
     leave: float = 0.02
     told: list[Told] = field(default_factory=list)
+    sent: int = 0
+    failed: int = 0
+    lies: list[str] = field(default_factory=list)
     going: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self, seconds: float) -> None:
@@ -54,6 +57,13 @@ class Crowd:
             self.going.add(task)
             task.add_done_callback(self.going.discard)
             due += self.rng.expovariate(self.per_s)
+
+    def count(self) -> None:
+        """Keep the sums only: a long run would remember every client."""
+        self.sent += len(self.told)
+        self.failed += sum(1 for each in self.told if not (each.left or each.whole))
+        self.lies += [each.lie for each in self.told if each.lie]
+        self.told.clear()
 
     async def finish(self) -> None:
         """Until everybody has been answered."""
