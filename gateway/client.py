@@ -225,6 +225,10 @@ class Client:
         answer = error.answer if isinstance(error, UpstreamFailed) else None
         if answer is None:
             answer = Answer(*answers.refusal(error, exchange.endpoint.dialect, exchange.request_id))
+        elif error.retry is not None:  # the backend's own words, and ours on what to do about them
+            told = [header for header in answer.headers if header[0] != b"x-should-retry"]
+            retry = (b"x-should-retry", b"true" if error.retry else b"false")
+            answer = answer._replace(headers=[*told, retry])
         send(answer, self._turn, exchange)
 
 

@@ -18,6 +18,7 @@ from gateway.signals import Signals, Vocabulary
 LIMIT_S = 1.0  # for a probe: Kubernetes' own default
 SCRAPE_LIMIT_S = 0.5
 SOON_S = 0.2  # until the next probe while the last two do not agree: what is dead is known dead within 2 s
+LAG_S = 0.2
 MODELS_S = 10.0  # how often it is asked what it serves
 UNKNOWN = (401, 403, 404, 405)  # somebody is there who does not know the path that engines have, or whom it is for
 NO_METRICS_S = 30.0  # SGLang answers 404 without --enable-metrics; somebody may restart it with them
@@ -119,13 +120,17 @@ class Watch:
     async def _probe(self) -> None:
         plan, sight = self._plan, self.sight
         sight.gone, sight.why = False, ""
+        began, limit_s = self._clock(), min(LIMIT_S, plan.interval_s)
         try:
-            answer = await self._errands.get(plan.path, min(LIMIT_S, plan.interval_s))
+            answer = await self._errands.get(plan.path, limit_s)
             if not (200 <= answer.status < 300 or (plan.guessed and answer.status in UNKNOWN)):
                 sight.why = f"{plan.path} answered {answer.status}"
             elif self._clock() >= self._models_at or plan.path == "/v1/models":
                 await self._ask_models()
         except ErrandFailed as failed:
+            if self._clock() - began > limit_s + LAG_S:  # this process stood still itself, and knows nothing
+                self._probe_at = self._clock()
+                return
             sight.why, sight.gone = str(failed), failed.gone
             self._models_at = 0.0
         settled = self._probed(not sight.why)

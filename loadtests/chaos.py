@@ -186,6 +186,10 @@ async def chaos(seconds: float, seed: int, rate: float) -> int:
     print(f"  TTFT p50 {at_share(ttft(told), 0.5):.3f} s, p99 {at_share(ttft(told), 0.99):.3f} s")
     print(f"  descriptors {middle[0]} -> {end[0]}, resident MiB {middle[1] / 2**20:.1f} -> {end[1] / 2**20:.1f}")
     print(f"  violations: {len(lies)} {lies[:5]}")
+    if dropped:
+        spared = here.relays[-1].url
+        events = [line for line in log.splitlines() if '"event":"backend"' in line]
+        print(f"  the spared backend, {spared}, and the others:", *events, sep="\n    ")
     return 1 if lies else 0
 
 
