@@ -80,6 +80,7 @@ class Gateway:
         self.vitals = Vitals(self.clock, time.time)
         self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
+        self.leaving = False
         self.draining = False
         self.active: set[Exchange] = set()
         self.request_ids = (f"req_{prefix}{number:08x}" for prefix in [token_hex(8)] for number in count(1))
@@ -152,7 +153,7 @@ class Gateway:
 
     def not_ready(self) -> str:
         """Why no request should be sent here; empty when all is well."""
-        return "draining" if self.draining else ""
+        return "draining" if self.leaving or self.draining else ""
 
     def metrics(self) -> Iterator[Family]:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
@@ -175,6 +176,10 @@ class Gateway:
         """Returns when no request is under way."""
         while self.active:  # noqa: ASYNC110 (an event would cost every request a little, for one drain in a life)
             await asyncio.sleep(0.02)
+
+    def leave(self) -> None:
+        """Nobody should come here any more. Who does is served, and told to come by another connection next time."""
+        self.leaving = True
 
     def stop_queueing(self) -> None:
         """From now on no request is taken, and those that wait are refused. Running ones go on."""
@@ -220,6 +225,8 @@ class Gateway:
             x.request_id = sent_id.decode()
         if self.tracer is not None:
             x.trace = self.tracer.begin(*client.trace_context())
+        if self.leaving:
+            client.say_goodbye()
         origins = self.generation.origins
         if origins and (origin := client.headers.get(b"origin")) and not origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)

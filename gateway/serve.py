@@ -75,16 +75,20 @@ async def serve(
             ready(f"{scheme}://{_shown(listeners[0])}", f"http://{_shown(listeners[1])}")
             async with reloader:
                 await _first(stopped[0].wait(), *tasks)
-            await _drain(gateway, gateway.settings.server.drain, stopped[1])
+            await _drain(gateway, stopped[1])
         for each in servers:
             each.should_exit = True
         await asyncio.gather(*tasks)
     log.flush()
 
 
-async def _drain(gateway: Gateway, limit_s: float, hurry: asyncio.Event) -> None:
+async def _drain(gateway: Gateway, hurry: asyncio.Event) -> None:
+    told = gateway.settings.server
+    gateway.leave()
+    if told.linger:
+        await _first(hurry.wait(), timeout_s=told.linger)
     gateway.stop_queueing()
-    await _first(gateway.wait_idle(), hurry.wait(), timeout_s=limit_s)
+    await _first(gateway.wait_idle(), hurry.wait(), timeout_s=told.drain)
     gateway.stop_running()
     await _first(gateway.wait_idle(), timeout_s=CUT_S)
 

@@ -215,6 +215,33 @@ async def soak(seconds: float, seed: int, rate: float) -> int:
     return 1 if lies or crowd.failed or grown[1] > GROWN else 0
 
 
+async def all_die(seconds: float, seed: int, rate: float) -> int:
+    """All backends are killed; then the first one returns."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with stage(Path(folder)) as here:
+            crowd = Crowd(here.api_port, rate, Random(seed), KEY, leave=0.0)
+            await crowd.run(WARM_S)
+            struck = time.monotonic()
+            for relay in here.relays:
+                await relay.turn(Weather.KILL)
+            await crowd.run(seconds)
+            healed = time.monotonic()
+            await here.relays[0].turn(Weather.FAIR)
+            await crowd.run(CALM_S)
+            await crowd.finish()
+            left = await settled(here)
+    refused = [each for each in crowd.told if each.status == 503 and each.sent_at < healed]
+    took = [each.ended_at - each.sent_at for each in refused]
+    served = [each.first_at for each in crowd.told if each.whole and each.first_at > healed]
+    since = [each for each in crowd.told if struck <= each.sent_at < healed and not each.begun]
+    print(f"all killed: {len(since)} requests in {seconds:g} s, {dict(Counter((e.status, e.reason) for e in since))}")
+    print(f"  503 after p50 {at_share(took, 0.5) * 1e3:.1f} ms, p99 {at_share(took, 0.99) * 1e3:.1f} ms")
+    print(f"  served {min(served, default=float('inf')) - healed:.2f} s after the first was back")
+    lies = [each.lie for each in crowd.told if each.lie] + left
+    print(f"  violations: {len(lies)} {lies[:5]}")
+    return 1 if lies else 0
+
+
 async def single(weather: Weather, seconds: float, seed: int, rate: float) -> int:
     """One fault to one of four backends, and everything that the rest must bear."""
     with tempfile.TemporaryDirectory() as folder:
@@ -257,12 +284,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
     parser.add_argument("--soak", action="store_true", help="no faults; report what has grown")
+    parser.add_argument("--all", action="store_true", help="kill all backends")
     parser.add_argument("--only", choices=[each.value for each in Weather], help="this fault, to one backend")
     asked = parser.parse_args()
     code = 0
     for seed in asked.seeds:
         if asked.soak:
             code |= asyncio.run(soak(asked.seconds, seed, asked.rate))
+        elif asked.all:
+            code |= asyncio.run(all_die(asked.seconds, seed, asked.rate))
         elif asked.only:
             code |= asyncio.run(single(Weather(asked.only), asked.seconds, seed, asked.rate))
         else:

@@ -52,7 +52,7 @@ loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
 loadtests: capacity decision crowd faultrelay
-loadtests: chaos
+loadtests: chaos rollout
 gateway: demo emulate keys
 gateway: adminport
 gateway: tenants backends
