@@ -128,8 +128,7 @@ class Gateway:
         now = assembly.generation(before.number + 1, settings, self._created, self._used)
         pools = self.dispatcher.pools
         assembly.fit(pools, settings, self.clock, self._rng)
-        if settings.security.secret != before.settings.security.secret:
-            self.dispatcher.jobs.reseed(assembly.seeds(settings))
+        self.dispatcher.jobs.reseed(assembly.seeds(settings))
         self.quota.apply(assembly.limits(settings))
         self.telemetry.configure(settings, generation=now.number)
         self.buffers.budget = settings.server.max_buffered

@@ -166,26 +166,32 @@ class Slot:
 
     async def __aenter__(self) -> Attempt:
         pool, x = self._pool, self._exchange
+        assert x.call is not None
         if not x.queued_at:
             x.queued_at = self._clock()
-            assert x.call is not None
             pool.retries.spend() if x.call.again else pool.retries.deposit()
         placed = pool.submit(self._dispatcher.job(pool, x, self._id))
         if isinstance(placed, asyncio.Future):
             try:
                 placed = await placed
             except BaseException:
-                pool.leave(self._id, Ending.IGNORED, None)
+                pool.leave(self._id, Ending.IGNORED)
                 raise
         if isinstance(placed, Drop):
             raise self._refused(placed)
         decision, backend = placed
-        attempt = Attempt(backend, decision, self._clock(), on_first_token=self._first_token)
+        attempt = Attempt(
+            backend,
+            decision,
+            self._clock(),
+            on_first_token=self._first_token,
+            tally=pool.tallies[backend.name],
+        )
         x.attempts.append(attempt)
         if x.trace is not None:
             attempt.trace_headers = x.trace.headers(len(x.attempts))
         self._attempt = attempt
-        pool.run(self._id, x)
+        pool.began(self._id, attempt, stream=x.call.stream)
         if backend.cost_per_hour:
             self._share = pool.share(backend)
             self._entered = self._share.enter(attempt.dispatched_at)
@@ -208,7 +214,8 @@ class Slot:
         if usage is not None and exc is None:
             self._dispatcher.jobs.learn(self._exchange, usage)
         self._judge(exc, usage)
-        self._pool.leave(self._id, ending, usage)
+        seen_tokens = 0 if meter is None else meter.tokens
+        self._pool.leave(self._id, ending, usage, seen_tokens, self._attempt.backend.name)
 
     def _judge(self, exc: BaseException | None, usage: Usage | None) -> None:
         """Before the place is given back: it must not be given to the next one if the backend is to blame."""
@@ -220,13 +227,10 @@ class Slot:
             self._pool.judge(attempt, found(exc), rests_s=rest_s(exc))
 
     def _first_token(self, now: float) -> None:
-        self._pool.first_token(self._id, now)
         attempt = self._attempt
         assert attempt is not None
-        attempt.first_token_at = now
-        if attempt.trial and not attempt.late:
-            self._pool.judge(attempt, Found.GOOD)
-        self._pool.served[attempt.backend.name] = attempt.dispatched_at
+        self._pool.answered(self._id, attempt, now)
+        self._pool.first_token(self._id, attempt.backend.name, now)
 
     def _tell(self, attempt: Attempt, decision: Dispatch) -> None:
         """An operator sees where the request went and what was expected there; nobody else may: the answers to one
