@@ -252,8 +252,13 @@ class Scheduler:
         return tuple(loads)
 
     def _pump(self, now: float, out: list[Dispatch | Drop]) -> None:
-        if not self._room:
-            return
+        while self._room and self._round(now, out):
+            pass
+
+    def _round(self, now: float, out: list[Dispatch | Drop]) -> bool:
+        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or opened a
+        backend to small prefills, after others were held."""
+        again = False
         load = self._pool.load(now)
         spare = self._pool.spare()
         held: list[Ticket] = []
@@ -267,7 +272,7 @@ class Scheduler:
                 usable = [backend for backend in usable if backend.name in ticket.lanes]
             fits = self._admission.fitting(ticket, usable, now)
             if not fits:
-                self._hold(ticket, Wait.WARM if ticket.parked else Wait.ROOM, held)
+                self._hold(ticket, Wait.ROOM, held)
                 if self.rules.reserve:
                     drained = [backend for backend in usable if ticket.job.allows(backend.name)]
                     spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
@@ -279,11 +284,13 @@ class Scheduler:
                 self._hold(ticket, Wait.PEER, held)
                 continue
             out.append(self._dispatch(ticket, chosen, considered, now))
+            again = bool(held)
             load = self._pool.load(now)
             if self._admission.gate(chosen) is not Gate.OPEN:
                 spare.remove(chosen)
         for ticket in held:
             self._room.tier(ticket).queue.show(ticket)
+        return again
 
     def _dispatch(self, ticket: Ticket, backend: Backend, considered: Considered, now: float) -> Dispatch:
         job, uncached = ticket.job, ticket.uncached(backend.name)

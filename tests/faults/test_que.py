@@ -356,18 +356,17 @@ async def test_a_deadline_is_kept_to(tmp_path: Path) -> None:
 async def test_the_class_is_told_on_every_answer(tmp_path: Path) -> None:
     """From the tier or the header, within what the tenant may use; on refusals as on answers."""
     config = tenants(tmp_path, both={}, low={"classes": ["batch"]})
-    async with Fake(healthy) as a:
-        async with GatewayProcess(pool(a.url) | config, tmp_path) as gateway:
-            for tenant, lines, fields, class_ in (
-                ("both", [], {}, "interactive"),
-                ("both", [], {"service_tier": "flex"}, "batch"),
-                ("both", [], {"service_tier": "priority"}, "interactive"),
-                ("both", ["x-headrace-class: batch"], {}, "batch"),
-                ("both", ["x-headrace-class: interactive"], {"service_tier": "flex"}, "interactive"),
-                ("both", ["x-headrace-class: royal"], {}, "interactive"),
-                ("low", ["x-headrace-class: interactive"], {}, "batch"),
-            ):
-                for stream in (False, True):
-                    response = await ask(gateway.port, chat(auth(tenant), *lines, stream=stream, **fields))
-                    assert (response.status, response.header("x-headrace-class")) == (200, class_)
-            await gateway.settled([a], outcomes={"ok": 14})
+    async with Fake(healthy) as a, GatewayProcess(pool(a.url) | config, tmp_path) as gateway:
+        for tenant, lines, fields, class_ in (
+            ("both", [], {}, "interactive"),
+            ("both", [], {"service_tier": "flex"}, "batch"),
+            ("both", [], {"service_tier": "priority"}, "interactive"),
+            ("both", ["x-headrace-class: batch"], {}, "batch"),
+            ("both", ["x-headrace-class: interactive"], {"service_tier": "flex"}, "interactive"),
+            ("both", ["x-headrace-class: royal"], {}, "interactive"),
+            ("low", ["x-headrace-class: interactive"], {}, "batch"),
+        ):
+            for stream in (False, True):
+                response = await ask(gateway.port, chat(auth(tenant), *lines, stream=stream, **fields))
+                assert (response.status, response.header("x-headrace-class")) == (200, class_)
+        await gateway.settled([a], outcomes={"ok": 14})

@@ -419,10 +419,14 @@ def test_an_explanation_changes_nothing() -> None:
     running, _ = scene.submit(8000)
     scene.now = 0.8
     scene.first(running)
-    before = (scene.scheduler.next_deadline(), scene.scheduler._rng.getstate(), scene.scheduler.statistics(0.8))
+    before = (scene.scheduler.next_deadline(), scene.scheduler._choice._rng.getstate(), scene.scheduler.statistics(0.8))
     job = scene.job(3000)
     explained = scene.scheduler.explain(job, 0.8)
-    assert before == (scene.scheduler.next_deadline(), scene.scheduler._rng.getstate(), scene.scheduler.statistics(0.8))
+    assert before == (
+        scene.scheduler.next_deadline(),
+        scene.scheduler._choice._rng.getstate(),
+        scene.scheduler.statistics(0.8),
+    )
     assert scene.submit(3000)[1] == explained.backend
 
 
