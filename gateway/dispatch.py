@@ -8,6 +8,7 @@ from itertools import count
 from math import isfinite
 
 from gateway.backend import Backend
+from gateway.blame import found, rest_s
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
     NO_BACKEND,
@@ -18,7 +19,6 @@ from gateway.errors import (
     Refusal,
     Unavailable,
     UpstreamFailed,
-    UpstreamTimeout,
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
@@ -28,8 +28,6 @@ from gateway.reply import Clock
 from policies.health import Found
 from policies.shares import TimeShare
 from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics, Usage
-
-MOST_REST_S = 10.0
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full"),
@@ -255,24 +253,6 @@ def _usable(pool: Pool, x: Exchange) -> Set[str] | None:
     assert x.tenant is not None
     assert x.call is not None
     return pool.eligible.backends(x.call.label, x.tenant.residency)
-
-
-def found(exc: BaseException | None) -> Found | None:
-    """What the end of an attempt tells of its backend. Nothing: what its client caused, that it is full, and that an
-    answer took longer in all than its pool allows."""
-    if not isinstance(exc, UpstreamFailed):
-        return None
-    if exc.phase is Phase.CONNECT:
-        return Found.REFUSED
-    if exc.answer is not None and exc.answer.status < 500:
-        return None
-    return None if isinstance(exc, UpstreamTimeout) and exc.clock == "total" else Found.FAULT
-
-
-def rest_s(exc: BaseException | None) -> float:
-    """So long a backend asked to be left alone; at most `MOST_REST_S`, or it might be forgotten."""
-    told = exc.retry_after if isinstance(exc, UpstreamFailed) else None
-    return min(told, MOST_REST_S) if told is not None else 0.0
 
 
 def _queues(pools: Mapping[str, Statistics]) -> Iterator[Family]:

@@ -22,7 +22,7 @@ policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext
 gateway: secret section address yamlfile http1 link exposition redislink vitals
 gateway: schema errors backend catalog sharedstore signals discovery
-gateway: consistency exchange isolation eligible
+gateway: consistency exchange isolation eligible blame
 gateway: config wire answers dialects reply timeline
 gateway: reading turn jobs pool given errand requestlog spans
 gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
