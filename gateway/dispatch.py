@@ -8,7 +8,7 @@ from itertools import count
 from math import isfinite
 
 from gateway.backend import Backend
-from gateway.blame import found, rest_s
+from gateway.blame import found, rest_s, suspected
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
     NO_BACKEND,
@@ -23,7 +23,7 @@ from gateway.errors import (
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
 from gateway.metrics import Counter, Family, Gauge
-from gateway.pool import Pool
+from gateway.pool import Placed, Pool
 from gateway.reply import Clock
 from policies.health import Found
 from policies.shares import TimeShare
@@ -45,6 +45,7 @@ class Dispatcher:
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
+        self.fallbacks = Counter("headrace_fallbacks_total", "Requests handed on to another pool.", "pool", "to")
 
     def __repr__(self) -> str:
         return f"<Dispatcher {list(self.pools.values())}>"
@@ -74,19 +75,23 @@ class Dispatcher:
         assert x.call is not None
         pool = self.pools[x.call.pool]
         pause = None
-        replayable = failure.replayable or self._blames_backend(failure, x, pool)
-        if replayable and failure.phase is not Phase.STREAMING and self._untried(pool, x):
+        replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
+        if replayable and failure.phase is not Phase.STREAMING and (self._untried(pool, x) or x.call.fallback):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
 
-    @staticmethod
-    def _blames_backend(failure: UpstreamFailed, x: Exchange, pool: Pool) -> bool:
-        """A 500 may be the request's own doing, and would then come from everywhere; but a backend that has just failed
-        others, too, is the likelier cause."""
-        answer = failure.answer
-        return answer is not None and answer.status == 500 and pool.health.suspicious(x.attempts[-1].backend.name)
+    def hand_on(self, x: Exchange) -> Pool | None:
+        """The next pool that may serve the request, which is its pool from now on; None: there is none."""
+        assert x.call is not None
+        if not x.call.fallback or x.call.fallback[0] not in self.pools:
+            return None
+        before = x.call.pool
+        x.call.pool, *rest = x.call.fallback
+        x.call.fallback = tuple(rest)
+        self.fallbacks.values[before, x.call.pool] += 1
+        return self.pools[x.call.pool]
 
     @staticmethod
     def _untried(pool: Pool, x: Exchange) -> bool:
@@ -107,6 +112,7 @@ class Dispatcher:
 
     def metrics(self) -> Iterator[Family]:
         """What waits and what runs, pool by pool."""
+        yield self.fallbacks
         pools = {name: pool.statistics() for name, pool in self.pools.items()}
         yield from _queues(pools)
         for name, text, field in BACKENDS:
@@ -168,15 +174,14 @@ class Slot:
         if not x.queued_at:
             x.queued_at = self._clock()
             pool.retries.spend() if x.call.again else pool.retries.deposit()
-        placed = pool.submit(self._dispatcher.job(pool, x, self._id))
-        if isinstance(placed, asyncio.Future):
-            try:
-                placed = await placed
-            except BaseException:
-                pool.leave(self._id, Ending.IGNORED)
-                raise
-        if isinstance(placed, Drop):
-            raise self._refused(placed)
+        placed = await self._placed()
+        while isinstance(placed, Drop):
+            refusal = self._refused(placed)
+            following = self._dispatcher.hand_on(x)
+            if following is None:
+                raise refusal
+            pool = self._pool = following
+            placed = await self._placed()
         decision, backend = placed
         attempt = Attempt(
             backend,
@@ -196,6 +201,17 @@ class Slot:
         if x.tenant is not None and x.tenant.operator:
             self._tell(attempt, decision)
         return attempt
+
+    async def _placed(self) -> Placed | Drop:
+        """What its pool decides about the request."""
+        placed = self._pool.submit(self._dispatcher.job(self._pool, self._exchange, self._id))
+        if isinstance(placed, asyncio.Future):
+            try:
+                placed = await placed
+            except BaseException:
+                self._pool.leave(self._id, Ending.IGNORED)
+                raise
+        return placed
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None

@@ -50,8 +50,8 @@ class Call:
     path and query, `headers` all that go to the backend but its own credential. `tier` is the client's `service_tier`,
     `class_` the class that its header names, `deadline_s` the seconds after which it will not wait for a first token
     any more, `again` that its SDK has asked before. `strip_usage`: the gateway itself asked for the usage chunk.
-    `prompt` holds the raw JSON of what an engine makes the prompt of, in an order that a growing conversation only
-    adds to.
+    `fallback` are the pools to ask when `pool` cannot serve it. `prompt` holds the raw JSON of what an engine makes the
+    prompt of, in an order that a growing conversation only adds to.
     """
 
     endpoint: Endpoint
@@ -65,6 +65,7 @@ class Call:
     class_: str = ""
     deadline_s: float | None = None
     again: bool = False
+    fallback: tuple[str, ...] = ()
     prompt: list[memoryview] = field(default_factory=list)
     max_tokens: int | None = None
     target: bytes = b""

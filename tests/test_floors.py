@@ -21,6 +21,7 @@ policies: choice
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext
 gateway: secret section address yamlfile http1 link exposition redislink vitals
+gateway: poolschema
 gateway: schema errors backend catalog sharedstore signals discovery
 gateway: consistency exchange isolation eligible blame
 gateway: config wire answers dialects reply timeline
