@@ -50,7 +50,6 @@ PRIVILEGED = frozenset(
         "kv_transfer_params",
         "logits_processors",
         "lora_path",
-        "nvext",
         "priority",
         "request_id",
         "rid",

@@ -17,7 +17,7 @@ policies: limits estimate prefix retry health shares
 policies: backend leases
 policies: queues admission routing unseen
 policies: pool waiting
-policies: choice
+policies: choice forecast running
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext
 gateway: secret section address yamlfile http1 link exposition redislink vitals

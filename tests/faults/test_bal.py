@@ -296,7 +296,6 @@ async def test_b075_nobody_names_a_cache_but_the_gateway(tmp_path: Path) -> None
             for fields in (
                 {"cache_salt": stolen},
                 {"extra_body": {"cache_salt": stolen}},
-                {"nvext": {"cache_salt": stolen}},
                 {"extra_key": stolen},
             ):
                 for path in routes:

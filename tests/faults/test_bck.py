@@ -73,22 +73,25 @@ async def up(gateway: GatewayProcess, *fakes: Fake) -> None:
 async def test_b057_a_dead_backend_leaves_and_returns(tmp_path: Path) -> None:
     """Killed under load: no client sees it; it gets a few connects and then only probes; back again it has its share
     within two probe intervals."""
-    async with Fake(healthy, control=well) as a, Fake(healthy, control=well) as b:
-        async with GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway:
-            await up(gateway, a, b)
-            load = Load(gateway)
-            await load.run(1.0)
-            await a.stop()
-            assert set(statuses(await load.run(4.0))) == {200}
-            assert await gateway.metric("headrace_backend_state", backend=a.url, state="down") == 1
-            assert await gateway.metric("headrace_upstream_failures_total", backend=a.url) <= 2 + 2
-            await a.start()
-            await load.run(2.0 + 1.0)
-            before = a.hits, b.hits
-            assert set(statuses(await load.run(2.0))) == {200}
-            share = (a.hits - before[0]) / (a.hits - before[0] + b.hits - before[1])
-            assert 0.4 <= share <= 0.6
-            await gateway.settled([a, b])
+    async with (
+        Fake(healthy, control=well) as a,
+        Fake(healthy, control=well) as b,
+        GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a, b)
+        load = Load(gateway)
+        await load.run(1.0)
+        await a.stop()
+        assert set(statuses(await load.run(4.0))) == {200}
+        assert await gateway.metric("headrace_backend_state", backend=a.url, state="down") == 1
+        assert await gateway.metric("headrace_upstream_failures_total", backend=a.url) <= 2 + 2
+        await a.start()
+        await load.run(2.0 + 1.0)
+        before = a.hits, b.hits
+        assert set(statuses(await load.run(2.0))) == {200}
+        share = (a.hits - before[0]) / (a.hits - before[0] + b.hits - before[1])
+        assert 0.4 <= share <= 0.6
+        await gateway.settled([a, b])
 
 
 async def test_b059_a_backend_that_is_loading_gets_nothing(tmp_path: Path) -> None:
@@ -100,20 +103,23 @@ async def test_b059_a_backend_that_is_loading_gets_nothing(tmp_path: Path) -> No
             return 503, b""
         return well(request) if listed or request.target != "/v1/models" else (200, b'{"object":"list","data":[]}')
 
-    async with Fake(healthy, control=well) as a, Fake(healthy, control=loading) as b:
-        async with GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway:
-            await up(gateway, a)
-            load = Load(gateway)
-            assert set(statuses(await load.run(len(times(18, 2))))) == {200}
-            ready = True
-            assert set(statuses(await load.run(2.0))) == {200}
-            assert b.hits == 0
-            listed = True
-            assert set(statuses(await load.run(3.0))) == {200}
-            assert b.hits > 20
-            good = [probe.at for probe in b.probes if probe.target == "/health"]
-            assert len([at for at in good if at < b.requests[0].at]) >= 2
-            await gateway.settled([a, b])
+    async with (
+        Fake(healthy, control=well) as a,
+        Fake(healthy, control=loading) as b,
+        GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a)
+        load = Load(gateway)
+        assert set(statuses(await load.run(len(times(18, 2))))) == {200}
+        ready = True
+        assert set(statuses(await load.run(2.0))) == {200}
+        assert b.hits == 0
+        listed = True
+        assert set(statuses(await load.run(3.0))) == {200}
+        assert b.hits > 20
+        good = [probe.at for probe in b.probes if probe.target == "/health"]
+        assert len([at for at in good if at < b.requests[0].at]) >= 2
+        await gateway.settled([a, b])
 
 
 async def test_b061_a_slow_probe_now_and_then_changes_nothing(tmp_path: Path) -> None:
@@ -129,20 +135,22 @@ async def test_b061_a_slow_probe_now_and_then_changes_nothing(tmp_path: Path) ->
         return None if dead or asked % 3 == 0 else well(request)
 
     health = {"interval": "300ms", "unhealthy_after": 3, "healthy_after": 2}
-    async with Fake(healthy, control=slow) as a:
-        async with GatewayProcess(pool(a.url, **WATCHED | {"health": health}), tmp_path) as gateway:
-            await up(gateway, a)
-            await gateway.begin()
-            load = Load(gateway, 20)
-            assert set(statuses(await load.run(len(times(60, 5))))) == {200}
-            assert asked >= 10
-            assert gateway.states == []
-            dead = True
-            await gateway.eventually(lambda: (a.url, "down") in gateway.states, "it is out")
-            assert (await ask(gateway.port, chat())).status == 503
-            dead = False
-            await up(gateway, a)
-            assert (await ask(gateway.port, chat())).status == 200
+    async with (
+        Fake(healthy, control=slow) as a,
+        GatewayProcess(pool(a.url, **WATCHED | {"health": health}), tmp_path) as gateway,
+    ):
+        await up(gateway, a)
+        await gateway.begin()
+        load = Load(gateway, 20)
+        assert set(statuses(await load.run(len(times(60, 5))))) == {200}
+        assert asked >= 10
+        assert gateway.states == []
+        dead = True
+        await gateway.eventually(lambda: (a.url, "down") in gateway.states, "it is out")
+        assert (await ask(gateway.port, chat())).status == 503
+        dead = False
+        await up(gateway, a)
+        assert (await ask(gateway.port, chat())).status == 200
 
 
 async def failing(connection: FakeConnection) -> None:
@@ -226,25 +234,28 @@ async def test_b065_all_ejected_at_once_recover_at_once(tmp_path: Path) -> None:
             else:
                 await connection.answer(completion())
 
-    async with Fake(script, control=well) as a, Fake(script, control=well) as b:
-        async with GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway:
-            await up(gateway, a, b)
-            load = Load(gateway, 100)
-            seconds = len(times(5, 3))
-            answers = await load.run(seconds)
-            refused = [answer for answer in answers if answer.status == 503]
-            assert set(statuses(answers)) == {500, 503}
-            assert len(refused) > 0.9 * len(answers)
-            assert all(1 <= int(answer.header("retry-after") or "0") <= 60 for answer in refused)
-            took = sorted(took for _, took, answer in load.answers if answer.status == 503)
-            assert took[len(took) // 2] < 0.05
-            assert max(a.hits, b.hits) <= 5 + 1 + seconds  # a trial a second at most
-            broken = False
-            recovered = time.monotonic()
-            await load.run(5.0)
-            first = min(sent for sent, _, answer in load.answers if answer.status == 200 and sent > recovered - 1)
-            assert first - recovered < 4.0 + 1.0
-            assert statuses([answer for sent, _, answer in load.answers if sent > first + 1.0]).keys() == {200}
+    async with (
+        Fake(script, control=well) as a,
+        Fake(script, control=well) as b,
+        GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a, b)
+        load = Load(gateway, 100)
+        seconds = len(times(5, 3))
+        answers = await load.run(seconds)
+        refused = [answer for answer in answers if answer.status == 503]
+        assert set(statuses(answers)) == {500, 503}
+        assert len(refused) > 0.9 * len(answers)
+        assert all(1 <= int(answer.header("retry-after") or "0") <= 60 for answer in refused)
+        took = sorted(took for _, took, answer in load.answers if answer.status == 503)
+        assert took[len(took) // 2] < 0.05
+        assert max(a.hits, b.hits) <= 5 + 1 + seconds  # a trial a second at most
+        broken = False
+        recovered = time.monotonic()
+        await load.run(5.0)
+        first = min(sent for sent, _, answer in load.answers if answer.status == 200 and sent > recovered - 1)
+        assert first - recovered < 4.0 + 1.0
+        assert statuses([answer for sent, _, answer in load.answers if sent > first + 1.0]).keys() == {200}
 
 
 async def test_a_backend_that_is_stopped_is_out_within_seconds(tmp_path: Path) -> None:

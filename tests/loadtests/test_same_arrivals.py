@@ -7,8 +7,8 @@ whose time is the simulator's. Engines, arrivals and the moments at which signal
 construction, and whatever the gateway adds or forgets shows as another line in the log: who went where, and when.
 
 What must differ is left out once and measured once. The simulator tells of every token as it comes; the gateway counts
-tokens every 10 to 20 ms, since a call for each would cost too much. For the exact comparison it counts at once; with its
-own pace the runs must still agree in nearly all that matters.
+tokens every 10 to 20 ms, since a call for each would cost too much. For the exact comparison it counts at once; with
+its own pace the runs must still agree in nearly all that matters.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Inside:
         self._run(now)
         meter = self.exchanges[job_id].meter
         assert meter is not None
-        meter.feed(data, now)  # type: ignore[attr-defined]
+        self.loop.call_soon(meter.feed, data, now)  # type: ignore[attr-defined]
         self._run(now)
 
     def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
@@ -230,7 +230,7 @@ class Inside:
     def due(self, now: float) -> list[Dispatch | Drop]:
         self._run(now)
         if self.pool.waiting:
-            self.pool._pump(now)  # what its timer does; the simulator says when a token is worth it
+            self.loop.call_soon(self.pool._pump, now)  # as its timer does: a token may be worth it
             self._run(now)
         decided, self.decided = self.decided, []
         return decided
@@ -304,7 +304,7 @@ def compare(
         loop.close()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1, 4, 5])
 def test_the_gateway_decides_as_the_simulator_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every dispatch and every refusal, to the nanosecond, of a run past saturation with waiting, warm and cold
     prompts, deadlines, two classes and two tenants."""

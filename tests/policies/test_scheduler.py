@@ -267,7 +267,7 @@ def test_whoever_returns_has_saved_nothing_up() -> None:
 
 
 def test_a_flood_above_leaves_batch_its_floor() -> None:
-    """Interactive work could use everything; batch still gets a twentieth of the tokens, and no more than it is owed."""
+    """Interactive work could use everything; batch still gets a twentieth of the tokens, and no more than that."""
     scene = Scene(2, classes=[PATIENT, replace(LATER, floor=0.05)])
     for _ in range(50):
         scene.submit(2000, class_="batch", output_tokens=0, streamed=False)

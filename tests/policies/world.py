@@ -441,7 +441,7 @@ class World:
         for backend in scheduler._pool.backends.values():
             assert (backend.running, backend.in_flight, backend.kv, backend.streams) == (0, 0, 0, 0)
             assert backend.in_flight_s == 0.0 and backend.marks == [] and backend.unwatched_since is not None
-        assert scheduler._slots == {}
+        assert scheduler._running.slots == {}
         assert all(ticket.job.class_ == "never" for ticket in scheduler._room.tickets.values())
         for name in ("interactive", "batch"):
             tier = scheduler._room.tiers[name]
@@ -544,7 +544,7 @@ class World:
         return job.candidates is not None or bool(job.tried)
 
     def _prefilling(self, run: Run) -> bool:
-        slot = self.primary._slots[run.job.id]
+        slot = self.primary._running.slots[run.job.id]
         return slot.prefilling
 
     def _left_queue(self, job: Job) -> None:
