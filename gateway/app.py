@@ -78,6 +78,7 @@ class Gateway:
         self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
         self.telemetry.configure(settings, generation=1)
         self.vitals = Vitals(self.clock, time.time)
+        self.vitals.on_strain = self._strained
         self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
         self.leaving = False
@@ -149,6 +150,11 @@ class Gateway:
         for name in gone:
             del self._leaving[name]
         self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy) if self._leaving else None
+
+    def _strained(self, strained: bool) -> None:
+        """The event loop is too slow for all that is asked: work that nobody watches is refused first."""
+        classes = self.settings.classes if strained else {}
+        self.dispatcher.shed = frozenset(name for name, told in classes.items() if told.ceiling < 1.0)
 
     def not_ready(self) -> str:
         """Why no request should be sent here; empty when all is well."""

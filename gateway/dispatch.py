@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from math import isfinite
 
@@ -11,6 +11,7 @@ from gateway.backend import Backend
 from gateway.blame import found, rest_s, suspected
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
+    GATEWAY_BUSY,
     NO_BACKEND,
     QUEUE_FULL,
     QUEUE_TIMEOUT,
@@ -45,6 +46,7 @@ class Dispatcher:
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
+        self.shed: frozenset[str] = frozenset()  # classes that are refused now
         self.fallbacks = Counter("headrace_fallbacks_total", "Requests handed on to another pool.", "pool", "to")
 
     def __repr__(self) -> str:
@@ -54,6 +56,8 @@ class Dispatcher:
         """`async with dispatcher.slot(x) as attempt`: entered when a backend is free for it, left when the place is
         given back. Raises Unavailable."""
         assert x.call is not None
+        if x.class_ in self.shed and not x.attempts:
+            raise Unavailable(GATEWAY_BUSY, "The gateway is overloaded: urgent work goes first.", retry_after=2.0)
         return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
     def explain(self, x: Exchange) -> Explanation:
@@ -66,7 +70,7 @@ class Dispatcher:
         """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may, and
         where its model is served."""
         job = self.jobs.job(x, number)
-        job.candidates = _usable(pool, x)
+        job.candidates = pool.usable(x)
         return job
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
@@ -76,7 +80,7 @@ class Dispatcher:
         pool = self.pools[x.call.pool]
         pause = None
         replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
-        if replayable and failure.phase is not Phase.STREAMING and (self._untried(pool, x) or x.call.fallback):
+        if replayable and failure.phase is not Phase.STREAMING and (pool.untried(x) or x.call.fallback):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
@@ -92,12 +96,6 @@ class Dispatcher:
         x.call.fallback = tuple(rest)
         self.fallbacks.values[before, x.call.pool] += 1
         return self.pools[x.call.pool]
-
-    @staticmethod
-    def _untried(pool: Pool, x: Exchange) -> bool:
-        usable = _usable(pool, x)
-        tried = {attempt.backend.name for attempt in x.attempts}
-        return not tried.issuperset(pool.backends if usable is None else usable)
 
     def drop(self, names: Iterable[str]) -> list[Backend]:
         """Pools that nobody will use any more are gone. Returns their backends."""
@@ -262,13 +260,6 @@ class Slot:
             place = self._pool.place(drop.job)
             message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"
         return Unavailable(refusal, message + ".", retry_after=drop.retry_after)
-
-
-def _usable(pool: Pool, x: Exchange) -> Set[str] | None:
-    """The backends that the request may use at all; None: any."""
-    assert x.tenant is not None
-    assert x.call is not None
-    return pool.eligible.backends(x.call.label, x.tenant.residency)
 
 
 def _queues(pools: Mapping[str, Statistics]) -> Iterator[Family]:

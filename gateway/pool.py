@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from math import inf
 
 from gateway.backend import Backend
 from gateway.eligible import Eligible
 from gateway.errors import GatewayError
-from gateway.exchange import Attempt, Tally
+from gateway.exchange import Attempt, Exchange, Tally
 from gateway.reply import Clock
 from policies.health import Found, Health, State
 from policies.retry import RetryBudget
@@ -126,6 +126,17 @@ class Pool:
     def share(self, backend: Backend) -> TimeShare:
         """Who has how much of a backend's time."""
         return self.shares.setdefault(backend.name, TimeShare())
+
+    def usable(self, x: Exchange) -> Set[str] | None:
+        """The backends that a request may use at all; None: any."""
+        assert x.tenant is not None
+        assert x.call is not None
+        return self.eligible.backends(x.call.label, x.tenant.residency)
+
+    def untried(self, x: Exchange) -> bool:
+        """Whether there is one among them where it has not been yet."""
+        usable, tried = self.usable(x), {attempt.backend.name for attempt in x.attempts}
+        return not tried.issuperset(self.backends if usable is None else usable)
 
     def refresh(self) -> None:
         """Something about a backend has changed, or the time has come: the scheduler is shown all of them anew."""

@@ -58,6 +58,7 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once. `ready` gets both URLs. `path` is
     where the settings were read, and will be read again."""
     server = settings.server
+    room = connections(server.max_connections, promised="max_connections" in server.model_fields_set)
     listeners = [listen(server.listen.host, server.listen.port), listen(server.admin.host, server.admin.port)]
     log = LogWriter(sys.stderr.fileno())
     writers: dict[str, Callable[[bytes], None]]
@@ -65,8 +66,8 @@ async def serve(
     async with Gateway(settings, writers[settings.telemetry.log]) as gateway:
         reloader = Reloader(path, gateway, time.time)
         servers = [
-            Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),
-            Server(_configuration(Admin(gateway, reloader).application(), settings, _protocol(gateway, {}))),
+            Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS, room), tls=True)),
+            Server(_configuration(Admin(gateway, reloader).application(), settings, _protocol(gateway, {}, room))),
         ]
         reloader.on_change.append(partial(_renew_certificate, servers[0].config))
         tasks = [asyncio.create_task(each.serve([sock])) for each, sock in zip(servers, listeners, strict=True)]
@@ -129,12 +130,12 @@ def _signals(reload: Callable[[], None]) -> Iterator[tuple[asyncio.Event, asynci
             loop.remove_signal_handler(number)
 
 
-def _protocol(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> Any:
+def _protocol(gateway: Gateway, endpoints: Mapping[str, Endpoint], room: int) -> Any:
     targets = {endpoint.target: endpoint for endpoint in endpoints.values()}
 
     def connection(*args: Any, **kwargs: Any) -> Connection:
         told = gateway.settings.server
-        limits = HeadLimits(told.max_header_bytes, told.header_timeout, told.max_connections)
+        limits = HeadLimits(told.max_header_bytes, told.header_timeout, min(told.max_connections, room))
         return Connection(*args, **kwargs, limits=limits, endpoints=targets, infer=gateway.infer)
 
     return connection

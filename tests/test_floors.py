@@ -19,7 +19,7 @@ policies: queues admission routing unseen
 policies: pool waiting
 policies: choice forecast running
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext
+gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
 gateway: secret section address yamlfile http1 link exposition redislink vitals
 gateway: poolschema
 gateway: schema errors backend catalog sharedstore signals discovery
