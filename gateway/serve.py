@@ -20,6 +20,7 @@ from gateway.admin import Admin
 from gateway.app import Gateway, api
 from gateway.config import Config
 from gateway.connection import Connection, HeadLimits
+from gateway.descriptors import connections
 from gateway.exchange import Endpoint
 from gateway.logs import LogWriter, as_text
 from gateway.reload import Reloader
