@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from typing import Any, Protocol
@@ -18,12 +19,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import wire
+from gateway import assembly, wire
 from gateway.answers import openai_error
 from gateway.dispatch import Dispatcher
-from gateway.errors import INVALID_REQUEST, GatewayError, Refused
+from gateway.errors import INVALID_REQUEST, UNKNOWN_URL, GatewayError, Refused
 from gateway.exchange import Exchange
 from gateway.exposition import content_type, exposed
+from gateway.fleet import Fleet
+from gateway.fleetadmin import change, listed
 from gateway.generation import Generation
 from gateway.ledger import Ledger, as_csv, iso
 from gateway.metrics import Family
@@ -42,6 +45,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 _write = msgspec.json.Encoder().encode
 
 
+class Named(msgspec.Struct):
+    """A backend, as a request names it."""
+
+    url: str
+    pool: str | None = None
+
+
 class Subject(Protocol):
     """What is administered."""
 
@@ -49,6 +59,7 @@ class Subject(Protocol):
     dispatcher: Dispatcher
     quota: Quota
     ledger: Ledger
+    fleet: Fleet
     clock: Clock
     vitals: Vitals
 
@@ -76,6 +87,8 @@ class Admin:
                 Route("/metrics", self.metrics),
                 Route("/admin/explain", self._guarded(self.explain), methods=["POST"]),
                 Route("/admin/tenants", self._guarded(self.tenants)),
+                Route("/admin/backends", self._guarded(self.backends)),
+                Route("/admin/backends/{action}", self._guarded(self.change_backends), methods=["POST"]),
                 Route("/admin/usage", self._guarded(self.usage)),
                 Route("/admin/config", self._guarded(self.config)),
                 Route("/admin/reload", self._guarded(self.reload), methods=["POST"]),
@@ -124,6 +137,22 @@ class Admin:
         """`GET /admin/tenants`: what each may use, and what it uses of it now."""
         subject = self._subject
         return _json({"tenants": overview(subject.generation, subject.quota, subject.active, time.time())})
+
+    async def backends(self, _: Request) -> Response:
+        """`GET /admin/backends`: what each is now and why, and what its engine says."""
+        return _json({"backends": listed(self._subject.fleet, self._subject.clock())})
+
+    async def change_backends(self, request: Request) -> Response:
+        """`POST /admin/backends/add|remove|drain|undrain` with `{"url": URL, "pool": NAME}`."""
+        subject, action = self._subject, request.path_params["action"]
+        if action not in ("add", "remove", "drain", "undrain"):
+            raise Refused(UNKNOWN_URL, f"A backend can be added, removed, drained or undrained, not {action!r}.")
+        try:
+            told = msgspec.json.decode(await request.body(), type=Named)
+        except msgspec.DecodeError as error:
+            raise Refused(INVALID_REQUEST, f"The body names a backend: {error}.") from error
+        make = partial(assembly.backend, subject.generation.settings)
+        return _json(change(subject.fleet, action, told.pool, told.url, make, subject.clock()))
 
     async def usage(self, request: Request) -> Response:
         """`GET /admin/usage[?from=TIME][&to=TIME][&by=hour][&format=csv]`: what tenants used of which models, in whole

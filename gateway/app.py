@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from random import Random
 from secrets import token_hex
@@ -32,6 +32,7 @@ from gateway.errors import (
     Unavailable,
 )
 from gateway.exchange import Dialect, Exchange, Header
+from gateway.fleet import Fleet
 from gateway.jobs import Jobs
 from gateway.ledger import Ledger
 from gateway.metrics import Family, Gauge
@@ -59,18 +60,32 @@ logger = logging.getLogger("headrace")
 class Gateway:
     """Everything that one process serves with. `async with gateway` runs what must run beside the requests."""
 
-    def __init__(self, settings: Config, log: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, settings: Config, log: Callable[[bytes], None], also: Callable[[], Iterable[Family]] = tuple
+    ) -> None:
+        """`log` takes the lines of requests; `also` yields the metrics of what lies around the gateway."""
+        self._also = also
         self.clock = time.monotonic
         jobs = Jobs(assembly.seeds(settings))
         self.dispatcher = Dispatcher(jobs, self.clock)
         self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
+        self.fleet = Fleet(
+            self.dispatcher.pools,
+            self.upstream,
+            self.clock,
+            Random(),  # noqa: S311 (jitter)
+            log,
+            time.time,
+        )
         self.tracer = assembly.tracer(settings, Random())  # noqa: S311 (ids need not be secret)
         self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
         self.telemetry.configure(settings, generation=1)
         self.vitals = Vitals(self.clock, time.time)
+        self.vitals.on_strain = self._strained
         self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
+        self.leaving = False
         self.draining = False
         self.active: set[Exchange] = set()
         self.request_ids = (f"req_{prefix}{number:08x}" for prefix in [token_hex(8)] for number in count(1))
@@ -91,11 +106,14 @@ class Gateway:
         await self.vitals.__aenter__()
         if self.tracer is not None:
             await self.tracer.__aenter__()
+        await self.fleet.__aenter__()
+        self._plan(self.settings)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         if self._tidying is not None:
             self._tidying.cancel()
+        await self.fleet.__aexit__(*exc)
         self.dispatcher.close()
         await self.vitals.__aexit__(*exc)
         if self.tracer is not None:
@@ -114,16 +132,19 @@ class Gateway:
         before = self.generation
         now = assembly.generation(before.number + 1, settings, self._created, self._used)
         pools = self.dispatcher.pools
-        gone = assembly.fit(pools, settings, self.clock, self._rng)
+        assembly.fit(pools, settings, self.clock, self._rng)
         self.dispatcher.jobs.reseed(assembly.seeds(settings))
         self.quota.apply(assembly.limits(settings))
         self.telemetry.configure(settings, generation=now.number)
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
-        self.upstream.forget(gone)
+        self._plan(settings)
         if self._tidying is None:
             self._tidy()
+
+    def _plan(self, settings: Config) -> None:
+        self.fleet.plan(assembly.plans(settings), assembly.found(settings), assembly.searches(settings, self._rng))
 
     def _tidy(self) -> None:
         """Pools go when everybody has left who began while a configuration named them."""
@@ -134,9 +155,14 @@ class Gateway:
             del self._leaving[name]
         self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy) if self._leaving else None
 
+    def _strained(self, strained: bool) -> None:
+        """The event loop is too slow for all that is asked: work that nobody watches is refused first."""
+        classes = self.settings.classes if strained else {}
+        self.dispatcher.shed = frozenset(name for name, told in classes.items() if told.ceiling < 1.0)
+
     def not_ready(self) -> str:
         """Why no request should be sent here; empty when all is well."""
-        return "draining" if self.draining else ""
+        return "draining" if self.leaving or self.draining else ""
 
     def metrics(self) -> Iterator[Family]:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
@@ -145,12 +171,14 @@ class Gateway:
         yield from self.dispatcher.costs()
         yield from self.ledger.metrics()
         yield from self.quota.metrics()
+        yield from self.fleet.metrics()
         if self.tracer is not None:
             yield from self.tracer.metrics()
         yield from self.upstream.metrics()
         yield from self.buffers.metrics()
         yield from self.vitals.metrics()
         streams = sum(x.call is not None and x.call.stream for x in self.active)
+        yield from self._also()
         yield Gauge("headrace_open_requests", "Requests under way, in whatever phase.").of({(): len(self.active)})
         yield Gauge("headrace_open_streams", "Those of them that asked for a stream.").of({(): streams})
 
@@ -158,6 +186,10 @@ class Gateway:
         """Returns when no request is under way."""
         while self.active:  # noqa: ASYNC110 (an event would cost every request a little, for one drain in a life)
             await asyncio.sleep(0.02)
+
+    def leave(self) -> None:
+        """Nobody should come here any more. Who does is served, and told to come by another connection next time."""
+        self.leaving = True
 
     def stop_queueing(self) -> None:
         """From now on no request is taken, and those that wait are refused. Running ones go on."""
@@ -203,6 +235,8 @@ class Gateway:
             x.request_id = sent_id.decode()
         if self.tracer is not None:
             x.trace = self.tracer.begin(*client.trace_context())
+        if self.leaving:
+            client.say_goodbye()
         origins = self.generation.origins
         if origins and (origin := client.headers.get(b"origin")) and not origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)

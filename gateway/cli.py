@@ -11,10 +11,13 @@ import click
 import uvloop
 
 from gateway import config
+from gateway.backends import backends
 from gateway.demo import demo
+from gateway.descriptors import NoRoom
 from gateway.emulate import emulate
 from gateway.given import given
 from gateway.keys import keys
+from gateway.logview import logs
 from gateway.serve import serve as serve_gateway
 from gateway.tenants import tenants
 
@@ -38,8 +41,10 @@ def main() -> None:
 
 main.add_command(demo)
 main.add_command(emulate)
+main.add_command(backends)
 main.add_command(keys)
 main.add_command(tenants)
+main.add_command(logs)
 
 
 @main.command()
@@ -69,6 +74,8 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
     logging.getLogger("headrace").setLevel(logging.INFO)  # of other libraries only errors
     try:
         uvloop.run(serve_gateway(settings, path, ready=partial(_announce, as_json)))
+    except NoRoom as error:
+        raise click.ClickException(str(error)) from error
     except OSError as error:
         other = "server.listen or server.admin in the file" if path else "--listen or --admin"
         raise click.ClickException(f"{error.strerror or error}; choose another address: {other}.") from error

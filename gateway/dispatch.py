@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
+from math import isfinite
 
 from gateway.backend import Backend
+from gateway.blame import found, rest_s, suspected
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
+    GATEWAY_BUSY,
     NO_BACKEND,
     QUEUE_FULL,
     QUEUE_TIMEOUT,
@@ -21,10 +24,11 @@ from gateway.errors import (
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
 from gateway.metrics import Counter, Family, Gauge
-from gateway.pool import Pool
+from gateway.pool import Placed, Pool
 from gateway.reply import Clock
+from policies.health import Found
 from policies.shares import TimeShare
-from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics
+from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics, Usage
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full"),
@@ -42,6 +46,8 @@ class Dispatcher:
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
+        self.shed: frozenset[str] = frozenset()  # classes that are refused now
+        self.fallbacks = Counter("headrace_fallbacks_total", "Requests handed on to another pool.", "pool", "to")
 
     def __repr__(self) -> str:
         return f"<Dispatcher {list(self.pools.values())}>"
@@ -50,6 +56,8 @@ class Dispatcher:
         """`async with dispatcher.slot(x) as attempt`: entered when a backend is free for it, left when the place is
         given back. Raises Unavailable."""
         assert x.call is not None
+        if x.class_ in self.shed and not x.attempts:
+            raise Unavailable(GATEWAY_BUSY, "The gateway is overloaded: urgent work goes first.", retry_after=2.0)
         return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
     def explain(self, x: Exchange) -> Explanation:
@@ -59,11 +67,10 @@ class Dispatcher:
         return pool.explain(self.job(pool, x, 0))
 
     def job(self, pool: Pool, x: Exchange, number: int) -> Job:
-        """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may."""
-        assert x.tenant is not None
+        """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may, and
+        where its model is served."""
         job = self.jobs.job(x, number)
-        if x.tenant.residency:
-            job.candidates = pool.within(x.tenant.residency)
+        job.candidates = pool.usable(x)
         return job
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
@@ -72,17 +79,23 @@ class Dispatcher:
         assert x.call is not None
         pool = self.pools[x.call.pool]
         pause = None
-        if failure.replayable and failure.phase is not Phase.STREAMING and self._untried(pool, x):
+        replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
+        if replayable and failure.phase is not Phase.STREAMING and (pool.untried(x) or x.call.fallback):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
 
-    @staticmethod
-    def _untried(pool: Pool, x: Exchange) -> bool:
-        assert x.tenant is not None
-        usable = pool.within(x.tenant.residency) if x.tenant.residency else pool.backends
-        return not {attempt.backend.name for attempt in x.attempts}.issuperset(usable)
+    def hand_on(self, x: Exchange) -> Pool | None:
+        """The next pool that may serve the request, which is its pool from now on; None: there is none."""
+        assert x.call is not None
+        if not x.call.fallback or x.call.fallback[0] not in self.pools:
+            return None
+        before = x.call.pool
+        x.call.pool, *rest = x.call.fallback
+        x.call.fallback = tuple(rest)
+        self.fallbacks.values[before, x.call.pool] += 1
+        return self.pools[x.call.pool]
 
     def drop(self, names: Iterable[str]) -> list[Backend]:
         """Pools that nobody will use any more are gone. Returns their backends."""
@@ -97,6 +110,7 @@ class Dispatcher:
 
     def metrics(self) -> Iterator[Family]:
         """What waits and what runs, pool by pool."""
+        yield self.fallbacks
         pools = {name: pool.statistics() for name, pool in self.pools.items()}
         yield from _queues(pools)
         for name, text, field in BACKENDS:
@@ -154,18 +168,18 @@ class Slot:
 
     async def __aenter__(self) -> Attempt:
         pool, x = self._pool, self._exchange
+        assert x.call is not None
         if not x.queued_at:
             x.queued_at = self._clock()
-            pool.retries.deposit()
-        placed = pool.submit(self._dispatcher.job(pool, x, self._id))
-        if isinstance(placed, asyncio.Future):
-            try:
-                placed = await placed
-            except BaseException:
-                pool.leave(self._id, Ending.IGNORED)
-                raise
-        if isinstance(placed, Drop):
-            raise self._refused(placed)
+            pool.retries.spend() if x.call.again else pool.retries.deposit()
+        placed = await self._placed()
+        while isinstance(placed, Drop):
+            refusal = self._refused(placed)
+            following = self._dispatcher.hand_on(x)
+            if following is None:
+                raise refusal
+            pool = self._pool = following
+            placed = await self._placed()
         decision, backend = placed
         attempt = Attempt(
             backend,
@@ -178,12 +192,24 @@ class Slot:
         if x.trace is not None:
             attempt.trace_headers = x.trace.headers(len(x.attempts))
         self._attempt = attempt
+        pool.began(self._id, attempt, stream=x.call.stream)
         if backend.cost_per_hour:
             self._share = pool.share(backend)
             self._entered = self._share.enter(attempt.dispatched_at)
         if x.tenant is not None and x.tenant.operator:
             self._tell(attempt, decision)
         return attempt
+
+    async def _placed(self) -> Placed | Drop:
+        """What its pool decides about the request."""
+        placed = self._pool.submit(self._dispatcher.job(self._pool, self._exchange, self._id))
+        if isinstance(placed, asyncio.Future):
+            try:
+                placed = await placed
+            except BaseException:
+                self._pool.leave(self._id, Ending.IGNORED)
+                raise
+        return placed
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None
@@ -199,12 +225,24 @@ class Slot:
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
             self._dispatcher.jobs.learn(self._exchange, usage)
+        self._judge(exc, usage)
         seen_tokens = 0 if meter is None else meter.tokens
         self._pool.leave(self._id, ending, usage, seen_tokens, self._attempt.backend.name)
 
+    def _judge(self, exc: BaseException | None, usage: Usage | None) -> None:
+        """Before the place is given back: it must not be given to the next one if the backend is to blame."""
+        attempt = self._attempt
+        assert attempt is not None
+        if exc is None and attempt.status < 400 and not attempt.late:
+            self._pool.judge(attempt, Found.GOOD, tokens=usage.prompt + usage.output if usage is not None else 1)
+        else:
+            self._pool.judge(attempt, found(exc), rests_s=rest_s(exc))
+
     def _first_token(self, now: float) -> None:
-        assert self._attempt is not None
-        self._pool.first_token(self._id, self._attempt.backend.name, now)
+        attempt = self._attempt
+        assert attempt is not None
+        self._pool.answered(self._id, attempt, now)
+        self._pool.first_token(self._id, attempt.backend.name, now)
 
     def _tell(self, attempt: Attempt, decision: Dispatch) -> None:
         """An operator sees where the request went and what was expected there; nobody else may: the answers to one
@@ -215,6 +253,9 @@ class Slot:
 
     def _refused(self, drop: Drop) -> Unavailable:
         refusal, message = REFUSALS[drop.reason]
+        if drop.reason is Reason.NO_BACKEND and isfinite(self._pool.change_at):
+            wait_s = min(60.0, max(1.0, self._pool.change_at - self._clock()))
+            return Unavailable(refusal, message + ".", retry_after=wait_s)
         if drop.reason is not Reason.NO_BACKEND:
             place = self._pool.place(drop.job)
             message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"

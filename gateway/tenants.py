@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import click
-import httpx
 from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.address import Address
-from gateway.given import given
+from gateway.adminport import ADMIN, asked
 from gateway.keys import wide
 
-ADMIN = "http://127.0.0.1:9090"
-TOKEN = "HEADRACE_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
 KINDS = {"requests": "requests/min", "tokens": "tokens/min", "concurrent": "at once"}
 
 
@@ -36,33 +31,11 @@ def tenants(path: Path | None, admin: str | None, as_json: bool) -> None:
     headrace tenants -c headrace.yaml
     headrace tenants --admin http://10.0.0.5:9090 --json | jq '.tenants[] | {tenant, running, limits}'
     """
-    url, token = _address(path) if path is not None else (ADMIN, None)
-    told = _asked(admin or url, token or os.environ.get(TOKEN, ""))
+    told = asked(path, admin, "/admin/tenants")
     if as_json:
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
         wide().print(table(told["tenants"]))
-
-
-def _address(path: Path) -> tuple[str, str | None]:
-    server = given(path).server
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.admin.host, server.admin.host)  # noqa: S104
-    token = server.admin_token.reveal() if server.admin_token is not None else None
-    return f"http://{Address(host, server.admin.port)}", token
-
-
-def _asked(admin: str, token: str) -> dict[str, Any]:
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    try:
-        answer = httpx.get(f"{admin.rstrip('/')}/admin/tenants", headers=headers, timeout=10, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise click.ClickException(f"{admin} does not answer: {error}. Is it the admin port (server.admin)?") from error
-    if answer.status_code in (401, 403):
-        raise click.ClickException(f"{admin} asks for its token: {answer.json()['error']['message']}")
-    if answer.status_code != httpx.codes.OK:
-        raise click.ClickException(f"{admin} answers {answer.status_code}. Is it the admin port (server.admin)?")
-    told: dict[str, Any] = answer.json()
-    return told
 
 
 def table(told: list[dict[str, Any]]) -> Table:

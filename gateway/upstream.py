@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway.backend import Backend
@@ -46,7 +46,7 @@ class Upstream:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._idle: defaultdict[str, deque[Link]] = defaultdict(deque)  # by name: a backend outlives its settings
-        self._replies: set[Reply] = set()
+        self._replies: dict[Reply, str] = {}  # and the names of their backends
         self._connecting: set[Connecting] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -80,6 +80,16 @@ class Upstream:
         """End every answer that is still being read."""
         for reply in tuple(self._replies):
             reply.fail(error)
+
+    def busy(self, backend: str) -> bool:
+        """Whether any answer of a backend is awaited or being read."""
+        return backend in self._replies.values()
+
+    def fail(self, backend: str, error: Callable[[], UpstreamFailed], *, started: bool) -> None:
+        """End the answers of one backend that no client has seen anything of, and with `started` the others, too."""
+        for reply in [reply for reply, name in self._replies.items() if name == backend]:
+            if started or reply.phase is not Phase.STREAMING:
+                reply.fail(error())
 
     def forget(self, backends: Iterable[Backend]) -> None:
         """Close their idle connections. What is under way there goes on."""
@@ -126,13 +136,13 @@ class Upstream:
     def begin(self, link: Link, backend: Backend, call: Call) -> Reply:
         """The answer that is expected on a link."""
         reply = Reply(link, backend.timeouts, stream=call.stream, clock=self._clock)
-        self._replies.add(reply)
+        self._replies[reply] = backend.name
         return reply
 
     def release(self, reply: Reply, link: Link, backend: Backend) -> None:
         """The link goes back into the pool if the answer ended as it should, and is closed if not. No await: a
         cancellation cannot come between."""
-        self._replies.discard(reply)
+        self._replies.pop(reply, None)
         if not reply.reader.reusable:
             link.abort()
         elif link.rest(self._clock(), reply.reader.keep_alive_hint):

@@ -19,14 +19,18 @@ policies: queues admission routing unseen
 policies: pool waiting
 policies: choice forecast running
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext
+gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
 gateway: secret section address yamlfile http1 link exposition redislink vitals
-gateway: schema errors backend catalog sharedaccount
-gateway: consistency exchange isolation sharedstore
+gateway: poolschema
+gateway: schema errors backend catalog sharedaccount signals discovery
+gateway: consistency exchange isolation sharedstore eligible blame
 gateway: config wire answers dialects reply timeline
-gateway: reading turn jobs pool given requestlog spans
-gateway: sse auth upstream dispatch connection requestmetrics quota tracing
-gateway: relay telemetry logs generation ledger
+gateway: reading turn jobs pool given errand requestlog spans
+gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
+gateway: relay telemetry logs generation ledger roster
+gateway: fleetmetrics
+gateway: fleet
+gateway: fleetadmin
 gateway: client assembly models reload overview
 gateway: admin
 gateway: proxy
@@ -48,9 +52,11 @@ loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
-loadtests: capacity decision
-gateway: demo emulate keys
-gateway: tenants
+loadtests: capacity decision crowd faultrelay
+loadtests: chaos rollout
+gateway: demo emulate keys logview
+gateway: adminport
+gateway: tenants backends
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]

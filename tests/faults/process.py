@@ -91,7 +91,16 @@ class GatewayProcess:
     def lines(self) -> list[dict[str, Any]]:
         """The request log."""
         whole, _, _ = self.log.rpartition("\n")  # the last line may be half written
-        return [json.loads(line) for line in whole.split("\n") if line.startswith("{")]
+        return [line for line in self._json_lines(whole) if line["event"] == "request"]
+
+    @property
+    def states(self) -> list[tuple[str, str]]:
+        """What became of which backend, in order."""
+        return [(line["backend"], line["state"]) for line in self._json_lines(self.log) if line["event"] == "backend"]
+
+    @staticmethod
+    def _json_lines(text: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in text.split("\n") if line.startswith("{") and line.endswith("}")]
 
     @property
     def fds(self) -> int:
@@ -156,7 +165,7 @@ class GatewayProcess:
 
     async def since(self) -> Samples:
         """All samples; those that only grow are counted from the beginning of the test."""
-        before = {key: value for key, value in self._before.items() if key[0] not in GAUGES}
+        before = {key: value for key, value in self._before.items() if key[0].endswith(GROWING)}
         return {key: value - before.get(key, 0) for key, value in (await self.samples()).items()}
 
     async def metric(self, name: str, **labels: str) -> float:
@@ -256,15 +265,19 @@ class GatewayProcess:
 
 
 GAUGES = ("headrace_in_flight_requests", "headrace_queued_requests")
+GROWING = ("_total", "_count", "_sum", "_bucket")
 MOST_AT_ONCE = 64  # places that are tried out; a test of more does so itself
 
 
 def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
-    """A configuration with one pool, one model `m`, fast clocks, and no tenants unless given."""
+    """A configuration with one pool, one model `m`, fast clocks, no tenants unless given, and nobody who judges the
+    backends unless `health` or `signals` are given."""
     concurrency = settings.pop("concurrency", 16)
     backends = [{"url": url, "concurrency": concurrency} for url in urls]
     config: dict[str, Any] = {
-        "pools": {"p": {"engine": engine, "backends": backends, "timeouts": CLOCKS | settings.pop("timeouts", {})}},
+        "pools": {
+            "p": {"engine": engine, "backends": backends, "timeouts": CLOCKS | settings.pop("timeouts", {})} | UNWATCHED
+        },
         "models": {"m": {"pool": "p"}},
     }
     for key in ("server", "models", "tenants", "classes"):
@@ -284,4 +297,5 @@ def times(full: int, short: int) -> range:
     return range(full if FULL else short)
 
 
+UNWATCHED = {"health": {"interval": "0s", "eject": False}, "signals": {"interval": "0s"}}  # scripts see requests only
 CLOCKS = {"connect": "1s", "headers": "2s", "first_token": "2s", "idle": "3s", "total": "60s"}

@@ -170,7 +170,7 @@ async def test_after_a_stop_a_change_wakes_nobody_twice(pool: Pool) -> None:
 
 async def test_regions_are_kept_to_while_backends_change(pool: Pool) -> None:
     """Who waits for a region gets the backend that comes there, or moves there, and never another one."""
-    eu = pool.within(("eu",))
+    eu = pool.eligible.backends("m", ("eu",))
     assert isinstance(pool.submit(job(candidates=eu)), Drop)
     pool.observe([backend("a"), backend("b", region="eu")])
     run(pool, job(candidates=eu))
@@ -188,7 +188,7 @@ async def test_regions_are_kept_to_while_backends_change(pool: Pool) -> None:
 async def test_a_region_without_backends_is_told(pool: Pool) -> None:
     """Its last backend moves away: who waits there is refused, and nobody else."""
     pool.observe([backend("a", region="eu"), backend("b", region="us")])
-    eu = pool.within(("eu",))
+    eu = pool.eligible.backends("m", ("eu",))
     run(pool, job(candidates=eu))
     _, waiter = wait(pool, job(candidates=eu))
     pool.observe([backend("a", region="us"), backend("b", region="us")])
