@@ -170,7 +170,9 @@ class Slo(Section):
 
     ttft: Seconds | None = option(None, "time to the first token", gt=0)
     itl: Seconds | None = option(
-        None, "time between two tokens; the strictest of a pool keeps prefills off its streams (100ms if left out)", gt=0
+        None,
+        "time between two tokens; the strictest in a pool paces its prefills (100ms if left out)",
+        gt=0,
     )
 
 
