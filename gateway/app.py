@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from random import Random
 from secrets import token_hex
@@ -33,16 +33,25 @@ from gateway.errors import (
 )
 from gateway.exchange import Dialect, Exchange, Header
 from gateway.jobs import Jobs
+from gateway.ledger import Ledger
+from gateway.metrics import Family, Gauge
 from gateway.models import Models
 from gateway.proxy import proxy
+from gateway.quota import Quota
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
+from gateway.vitals import Vitals
 from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
+TIDY_S = 1.0  # how often it is looked whether a pool that was taken out is done
 SHOWN = 200  # characters of a path that are told back
-EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
+EXPOSED = (
+    b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 
 logger = logging.getLogger("headrace")
 
@@ -50,35 +59,105 @@ logger = logging.getLogger("headrace")
 class Gateway:
     """Everything that one process serves with. `async with gateway` runs what must run beside the requests."""
 
-    def __init__(self, settings: Config, log: Callable[[bytes], None]) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: Config, log: Callable[[bytes], None], also: Callable[[], Iterable[Family]] = tuple
+    ) -> None:
+        """`log` takes the lines of requests; `also` yields the metrics of what lies around the gateway."""
+        self._also = also
         self.clock = time.monotonic
-        self.catalog = assembly.catalog(settings, int(time.time()))
-        self.keys = assembly.key_ring(settings, time.time)
-        pools = assembly.pools(settings, self.clock, Random())  # noqa: S311 (ties and jitter)
-        self.dispatcher = Dispatcher(pools, Jobs(assembly.seeds(settings)), self.clock)
+        jobs = Jobs(assembly.seeds(settings))
+        self.dispatcher = Dispatcher(jobs, self.clock)
+        self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
-        self.telemetry = Telemetry(self.dispatcher, log, time.time)
+        self.tracer = assembly.tracer(settings, Random())  # noqa: S311 (ids need not be secret)
+        self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
+        self.telemetry.configure(settings, generation=1)
+        self.vitals = Vitals(self.clock, time.time)
+        self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
         self.draining = False
         self.active: set[Exchange] = set()
         self.request_ids = (f"req_{prefix}{number:08x}" for prefix in [token_hex(8)] for number in count(1))
-        self.origins = frozenset(origin.encode() for origin in settings.server.cors)
+        self._rng = Random()  # noqa: S311 (ties and jitter)
+        self._created = int(time.time())
+        self._used: dict[bytes, float] = {}  # keys
+        self._leaving: dict[str, int] = {}  # pools, each with the first generation that knows nothing of it
+        self._tidying: asyncio.TimerHandle | None = None
+        self.generation = assembly.generation(1, settings, self._created, self._used)
+        assembly.fit(self.dispatcher.pools, settings, self.clock, self._rng)
 
     def __repr__(self) -> str:
         return f"<Gateway {len(self.active)} requests, {self.upstream!r}>"
 
     async def __aenter__(self) -> Gateway:
         await self.upstream.__aenter__()
+        await self.quota.__aenter__()
+        await self.vitals.__aenter__()
+        if self.tracer is not None:
+            await self.tracer.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
         self.dispatcher.close()
+        await self.vitals.__aexit__(*exc)
+        if self.tracer is not None:
+            await self.tracer.__aexit__(*exc)
+        await self.quota.__aexit__(*exc)
         await self.upstream.__aexit__(*exc)
+
+    @property
+    def settings(self) -> Config:
+        """The configuration that holds now."""
+        return self.generation.settings
+
+    def apply(self, settings: Config) -> None:
+        """What begins from now on is judged by `settings`. Whatever is under way keeps its place: running answers,
+        queues, what was learned, connections. A pool that is not named any more serves those who began before."""
+        before = self.generation
+        now = assembly.generation(before.number + 1, settings, self._created, self._used)
+        pools = self.dispatcher.pools
+        gone = assembly.fit(pools, settings, self.clock, self._rng)
+        self.dispatcher.jobs.reseed(assembly.seeds(settings))
+        self.quota.apply(assembly.limits(settings))
+        self.telemetry.configure(settings, generation=now.number)
+        self.buffers.budget = settings.server.max_buffered
+        self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
+        self.generation = now
+        self.upstream.forget(gone)
+        if self._tidying is None:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Pools go when everybody has left who began while a configuration named them."""
+        oldest = min((x.generation for x in self.active), default=self.generation.number)
+        gone = [name for name, number in self._leaving.items() if number <= oldest]
+        self.upstream.forget(self.dispatcher.drop(gone))
+        for name in gone:
+            del self._leaving[name]
+        self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy) if self._leaving else None
 
     def not_ready(self) -> str:
         """Why no request should be sent here; empty when all is well."""
         return "draining" if self.draining else ""
+
+    def metrics(self) -> Iterator[Family]:
+        """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
+        yield from self.telemetry.metrics(self.dispatcher.alive())
+        yield from self.dispatcher.metrics()
+        yield from self.dispatcher.costs()
+        yield from self.ledger.metrics()
+        yield from self.quota.metrics()
+        if self.tracer is not None:
+            yield from self.tracer.metrics()
+        yield from self.upstream.metrics()
+        yield from self.buffers.metrics()
+        yield from self.vitals.metrics()
+        streams = sum(x.call is not None and x.call.stream for x in self.active)
+        yield from self._also()
+        yield Gauge("headrace_open_requests", "Requests under way, in whatever phase.").of({(): len(self.active)})
+        yield Gauge("headrace_open_streams", "Those of them that asked for a stream.").of({(): streams})
 
     async def wait_idle(self) -> None:
         """Returns when no request is under way."""
@@ -96,8 +175,9 @@ class Gateway:
 
     async def infer(self, turn: Turn) -> None:
         """One request of the path: whatever happens to it, it is answered, settled and recorded once."""
-        x = Exchange(next(self.request_ids), self.clock(), turn.endpoint)
-        client = Client(turn, buffers=self.buffers, max_body=self.settings.server.max_body, clock=self.clock)
+        began = self.generation
+        x = Exchange(next(self.request_ids), self.clock(), turn.endpoint, generation=began.number)
+        client = Client(turn, buffers=self.buffers, max_body=began.settings.server.max_body, clock=self.clock)
         error: GatewayError | None = None
         self.active.add(x)
         try:
@@ -119,13 +199,17 @@ class Gateway:
             x.end(self.clock(), error)
             self.active.discard(x)
             self.telemetry.record(x)
+            self.ledger.record(x)
             x.let_go()
 
     def _greet(self, client: Client, x: Exchange) -> None:
         sent_id = client.headers.get(b"x-request-id")
         if sent_id is not None and REQUEST_ID.fullmatch(sent_id):
             x.request_id = sent_id.decode()
-        if self.origins and (origin := client.headers.get(b"origin")) and not self.origins.isdisjoint((origin, b"*")):
+        if self.tracer is not None:
+            x.trace = self.tracer.begin(*client.trace_context())
+        origins = self.generation.origins
+        if origins and (origin := client.headers.get(b"origin")) and not origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)
         if self.draining:
             raise shutting_down()
@@ -168,11 +252,16 @@ def api(gateway: Gateway) -> Any:
         headers += [*more, (b"x-request-id", request_id.encode())]
         return Response(body, status, {name.decode(): value.decode() for name, value in headers})
 
-    rest: Any = Starlette(
-        routes=Models(gateway.catalog, gateway.keys, gateway.request_ids).routes(),
+    rest = Starlette(
+        routes=Models(gateway).routes(),
         exception_handlers={404: refused, 405: refused, GatewayError: refused},
     )
-    if gateway.origins:
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         allowed, exposed = gateway.settings.server.cors, EXPOSED.decode().split(", ")
-        rest = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
-    return rest
+        called: Any = rest
+        if allowed:
+            called = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
+        await called(scope, receive, send)
+
+    return application

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
+import time
 from collections.abc import Iterable
 from random import Random
-from secrets import token_bytes
+from secrets import token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
 from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
 from gateway.catalog import ANY, Catalog, Model, Tenant
+from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.sharedstore import SharedStore
+from gateway.stores import MemoryStore, Store
+from gateway.tracing import Collector, Tracer
+from gateway.vitals import installed_version
+from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
-from policies.types import BackendView, ClassPolicy
+from policies.types import BATCH, ClassPolicy
 
 ANONYMOUS = "anonymous"
+UNKEYED = b"headrace"
+
+
+def generation(number: int, settings: schema.Config, created: int, used: dict[bytes, float]) -> Generation:
+    """What requests are judged by under this configuration. `used` is what key rings know of earlier use."""
+    return Generation(
+        number,
+        settings,
+        key_ring(settings, time.time, used),
+        catalog(settings, created),
+        frozenset(origin.encode() for origin in settings.server.cors),
+    )
 
 
 def catalog(settings: schema.Config, created: int) -> Catalog:
@@ -40,11 +61,11 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
     )
 
 
-def key_ring(settings: schema.Config, wall_clock: Clock) -> KeyRing:
+def key_ring(settings: schema.Config, wall_clock: Clock, used: dict[bytes, float]) -> KeyRing:
     """The keys of all tenants; the configuration guarantees that there is an anonymous one on loopback only."""
     if not settings.tenants:
         return KeyRing([], Tenant(ANONYMOUS, classes=tuple(settings.classes)), wall_clock)
-    return KeyRing(_keys(settings), None, wall_clock)
+    return KeyRing(_keys(settings), None, wall_clock, used)
 
 
 def _keys(settings: schema.Config) -> Iterable[Key]:
@@ -59,15 +80,65 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             trust_group=group,
             salt=salt(secret, group) if secret else "",
             operator=told.operator,
+            residency=tuple(told.residency),
+            content=told.content,
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None
             yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
 
 
+def limits(settings: schema.Config) -> dict[str, list[Limit]]:
+    """The limits of each tenant, those for all its models together first."""
+    return {
+        name: [
+            *_limits("", tenant.limits),
+            *(each for model, told in tenant.limits.models.items() for each in _limits(model, told)),
+        ]
+        for name, tenant in settings.tenants.items()
+    }
+
+
+def _limits(model: str, told: schema.Limits) -> Iterable[Limit]:
+    for kind, amount in (
+        (Kind.REQUESTS, told.requests_per_minute),
+        (Kind.TOKENS, told.tokens_per_minute),
+    ):
+        if amount is not None:
+            yield Limit(kind, amount, max(1, round(amount * told.burst)), model)
+    if told.concurrent is not None:
+        yield Limit(Kind.CONCURRENT, told.concurrent, model=model)
+
+
+def store(settings: schema.Config, clock: Clock) -> Store:
+    """Where limits are counted."""
+    told, url = settings.state, settings.state.url.reveal()
+
+    def clock_us() -> int:
+        return int(clock() * 1e6)
+
+    if url == "memory":
+        return MemoryStore(clock_us)
+    return SharedStore(url, told.on_failure, clock_us, replica=token_hex(8), replicas=told.replicas)
+
+
+def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
+    """None where the configuration names no collector."""
+    told = settings.telemetry
+    if told.otlp is None:
+        return None
+    resource = {
+        "service.name": "headrace",
+        "service.version": installed_version(),
+        "service.instance.id": f"{socket.gethostname()}:{settings.server.listen.port}:{os.getpid()}",
+    }
+    return Tracer(Collector(told.otlp.reveal(), resource), told.sample, rng)
+
+
 def seeds(settings: schema.Config) -> Seeds:
-    """Keyed by the configured secret, so that replicas agree, or by one of this process."""
-    return Seeds(_secret(settings) or token_bytes(32))
+    """Keyed by the configured secret. Without one there is nobody to keep apart, and replicas and restarts must still
+    agree on whose favourite a prompt is."""
+    return Seeds(_secret(settings) or UNKEYED)
 
 
 def _secret(settings: schema.Config) -> bytes:
@@ -75,24 +146,22 @@ def _secret(settings: schema.Config) -> bytes:
     return secret.reveal().encode() if secret is not None else b""
 
 
-def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
-    """Every pool with its backends, all taken to be open."""
-    classes = [
-        ClassPolicy(
-            name,
-            told.max_queued,
-            told.max_queued_tokens,
-            max_wait_s=told.max_wait,
-            ceiling=told.ceiling,
-        )
-        for name, told in settings.classes.items()
-    ]
+def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Random) -> list[Backend]:
+    """Make the pools what the configuration says: those that it names are changed, or made with all their backends
+    open; others stay as they are. Returns the backends that left a pool."""
+    classes = [_class(label, told) for label, told in settings.classes.items()]
+    gone: list[Backend] = []
     for name, told in settings.pools.items():
-        scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
-        views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
-        scheduler.observe(views, clock())
-        retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
-        yield Pool(name, [_backend(name, each.url, told) for each in told.backends], scheduler, retries, clock)
+        pool = pools.get(name)
+        if pool is None:
+            scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
+            retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
+            pools[name] = Pool(name, backends(name, told), scheduler, retries, clock)
+            continue
+        pool.configure(told.routing, classes, retries=told.retries.attempts, share=told.retries.budget)
+        if told.discovery is None:
+            gone += pool.observe(backends(name, told))
+    return gone
 
 
 def _rules(settings: schema.Config, pool: str) -> Rules:
@@ -101,17 +170,42 @@ def _rules(settings: schema.Config, pool: str) -> Rules:
     return Rules(objective_s=min(promised)) if promised else Rules()
 
 
-def _backend(pool: str, url: str, told: schema.Pool) -> Backend:
-    parts = urlsplit(url)
+def _class(name: str, told: schema.Class) -> ClassPolicy:
+    """What may fill only a part of a pool is work that nobody watches: its streams have no objective."""
+    background = told.ceiling < 1.0
+    return ClassPolicy(
+        name,
+        told.max_queued,
+        told.max_queued_tokens,
+        max_wait_s=told.max_wait,
+        paced=not background,
+        ceiling=told.ceiling,
+        kv_ceiling=BATCH.kv_ceiling if background else 1.0,
+        floor=told.floor,
+    )
+
+
+def backends(pool: str, told: schema.Pool) -> list[Backend]:
+    """The backends that a pool names."""
+    tls = ssl.create_default_context() if any(each.url.startswith("https:") for each in told.backends) else None
+    return [_backend(pool, each, told, tls) for each in told.backends]
+
+
+def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLContext | None) -> Backend:
+    parts = urlsplit(each.url)
     clocks = told.timeouts
     return Backend(
-        name=url,
+        name=each.url,
         pool=pool,
         host=parts.hostname or "",
         port=parts.port or (443 if parts.scheme == "https" else 80),
         host_header=parts.netloc.encode(),
         prefix=parts.path.rstrip("/").encode(),
-        tls=ssl.create_default_context() if parts.scheme == "https" else None,
+        tls=tls if parts.scheme == "https" else None,
         authorization=b"Bearer " + told.api_key.reveal().encode() if told.api_key else None,
         timeouts=Timeouts(clocks.connect, clocks.headers, clocks.first_token, clocks.idle, clocks.total),
+        concurrency=each.concurrency,
+        speed=each.speed,
+        region=each.region,
+        cost_per_hour=each.cost_per_hour,
     )

@@ -14,7 +14,9 @@ MAX_NAME = 1024  # characters of a name that is looked for; patterns take their 
 class Tenant:
     """Who pays. `models` are names of models or shell globs over them; `classes` the service classes it may use, the
     first being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
-    group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went."""
+    group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went;
+    the prompts of one with `content` stand in traces. `residency` are the regions whose backends may see its prompts;
+    empty: any backend may."""
 
     name: str
     models: tuple[str, ...] = (ANY,)
@@ -23,6 +25,8 @@ class Tenant:
     trust_group: str = ""
     salt: str = ""
     operator: bool = False
+    residency: tuple[str, ...] = ()
+    content: bool = False
 
     def may_use(self, model: str) -> bool:
         """Whether a name is one that the tenant's `models` mean. A name with `[` or `*` in it means itself, too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from urllib.parse import unquote_to_bytes
 
 from gateway import answers
@@ -21,6 +22,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Call, Exchange
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
+from gateway.metrics import Family, Gauge
 from gateway.relay import Relay, send
 from gateway.reply import Clock, Reply
 from gateway.turn import Turn
@@ -40,10 +42,12 @@ NOT_FORWARDED = HOP_BY_HOP | frozenset(
         b"expect",
         b"forwarded",
         b"host",
+        b"priority",
         b"x-api-key",
         b"x-custom-labels",
         b"x-data-parallel-rank",
         b"x-goog-api-key",
+        b"x-priority",
         b"x-real-ip",
         b"x-request-id",
     )
@@ -58,6 +62,7 @@ NOT_FORWARDED_PREFIXES = (
     b"x-smg-",
 )
 PATIENCE = (b"x-headrace-deadline", b"x-stainless-read-timeout", b"x-stainless-timeout")
+TRACE_CONTEXT = (b"traceparent", b"tracestate")
 DURATION = re.compile(rb"(\d{1,6}(?:\.\d{1,6})?)(ms|s|m)?")
 UNITS = {b"ms": 0.001, b"s": 1.0, b"m": 60.0, None: 1.0}
 SECRET_PARAMETERS = frozenset((b"key", b"api_key", b"api-key", b"access_token", b"token"))
@@ -85,6 +90,11 @@ class Buffers:
     def give(self, count: int) -> None:
         self.used -= count
 
+    def metrics(self) -> Iterator[Family]:
+        """What is held, and may be."""
+        yield Gauge("headrace_buffered_bytes", "Request bodies in memory.").of({(): self.used})
+        yield Gauge("headrace_buffered_limit_bytes", "Most that they may be.").of({(): self.budget})
+
 
 class Client:
     """`with client` holds what its body takes of the buffers."""
@@ -102,6 +112,14 @@ class Client:
     def content_type(self) -> bytes:
         """As sent; empty where the client names none."""
         return self.headers.get(b"content-type", b"")
+
+    def trace_context(self) -> tuple[bytes, bytes]:
+        """The traceparent and tracestate that came, taken out of what is forwarded: a backend is told of our own."""
+        parent, state = self.headers.get(b"traceparent", b""), self.headers.get(b"tracestate", b"")
+        if parent or state:
+            self.raw_headers = [header for header in self.raw_headers if header[0] not in TRACE_CONTEXT]
+            self.headers = dict(self.raw_headers)
+        return parent, state
 
     def __enter__(self) -> Client:
         return self
@@ -192,7 +210,7 @@ class Client:
         return b"%b?%b" % (path, b"&".join(kept)) if kept and kept != [b""] else path
 
     def present(self) -> Presence:
-        """`with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
+        """`async with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
         return Presence(self._turn)
 
     async def relay(self, reply: Reply, exchange: Exchange) -> None:
@@ -226,12 +244,12 @@ class Presence:
         self._task = turn.task
         self._cancelled = False
 
-    def __enter__(self) -> None:
+    async def __aenter__(self) -> None:
         if self._turn.gone:
             raise ClientGone
         self._turn.on_gone = self._leave
 
-    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         self._turn.on_gone = None
         alone = self._cancelled and self._task is not None and self._task.uncancel() == 0
         if alone and isinstance(exc, asyncio.CancelledError | None):

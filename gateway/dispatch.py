@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
+from gateway.backend import Backend
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
     NO_BACKEND,
@@ -19,9 +20,11 @@ from gateway.errors import (
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
+from gateway.metrics import Counter, Family, Gauge
 from gateway.pool import Pool
 from gateway.reply import Clock
-from policies.types import Dispatch, Drop, Ending, Explanation, Reason
+from policies.shares import TimeShare
+from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full"),
@@ -34,8 +37,8 @@ REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
 class Dispatcher:
     """All pools."""
 
-    def __init__(self, pools: Iterable[Pool], jobs: Jobs, clock: Clock) -> None:
-        self.pools = {pool.name: pool for pool in pools}
+    def __init__(self, jobs: Jobs, clock: Clock) -> None:
+        self.pools: dict[str, Pool] = {}
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
@@ -47,25 +50,81 @@ class Dispatcher:
         """`async with dispatcher.slot(x) as attempt`: entered when a backend is free for it, left when the place is
         given back. Raises Unavailable."""
         assert x.call is not None
-        return Slot(self.pools[x.call.pool], self.jobs, x, next(self._ids), self._clock)
+        return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
     def explain(self, x: Exchange) -> Explanation:
         """Where the request would go now, or why it would not. Nothing is changed."""
         assert x.call is not None
-        return self.pools[x.call.pool].explain(self.jobs.job(x, 0))
+        pool = self.pools[x.call.pool]
+        return pool.explain(self.job(pool, x, 0))
+
+    def job(self, pool: Pool, x: Exchange, number: int) -> Job:
+        """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may."""
+        assert x.tenant is not None
+        job = self.jobs.job(x, number)
+        if x.tenant.residency:
+            job.candidates = pool.within(x.tenant.residency)
+        return job
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
         """Seconds until the request may try another backend; None where it may not. After a try in vain the client's
         own library is told not to try again either: its retries would multiply ours."""
         assert x.call is not None
         pool = self.pools[x.call.pool]
-        tried = {attempt.backend.name for attempt in x.attempts}
         pause = None
-        if failure.replayable and failure.phase is not Phase.STREAMING and not tried.issuperset(pool.backends):
+        if failure.replayable and failure.phase is not Phase.STREAMING and self._untried(pool, x):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
+
+    @staticmethod
+    def _untried(pool: Pool, x: Exchange) -> bool:
+        assert x.tenant is not None
+        usable = pool.within(x.tenant.residency) if x.tenant.residency else pool.backends
+        return not {attempt.backend.name for attempt in x.attempts}.issuperset(usable)
+
+    def drop(self, names: Iterable[str]) -> list[Backend]:
+        """Pools that nobody will use any more are gone. Returns their backends."""
+        gone = [self.pools.pop(name) for name in names]
+        for pool in gone:
+            pool.close()
+        return [backend for pool in gone for backend in pool.backends.values()]
+
+    def alive(self) -> set[tuple[str, str]]:
+        """Every backend there is, by its pool and name."""
+        return {(name, backend) for name, pool in self.pools.items() for backend in pool.backends}
+
+    def metrics(self) -> Iterator[Family]:
+        """What waits and what runs, pool by pool."""
+        pools = {name: pool.statistics() for name, pool in self.pools.items()}
+        yield from _queues(pools)
+        for name, text, field in BACKENDS:
+            values = {
+                (pool, backend): getattr(told, field)
+                for pool, all_told in pools.items()
+                for backend, told in all_told.backends.items()
+            }
+            yield Gauge(name, text, "pool", "backend").of(values)
+        gates = {(pool, name, of.gate): 1 for pool, told in pools.items() for name, of in told.backends.items()}
+        yield Gauge("headrace_gate", "1 for the rule that admits or holds back now.", "pool", "backend", "gate").of(
+            gates
+        )
+        yield Gauge("headrace_retry_budget", "Retries that may be made now.", "pool").of(
+            {(name,): pool.retries.balance for name, pool in self.pools.items()}
+        )
+
+    def costs(self) -> Iterator[Family]:
+        """How long backends that have a price were busy, and the price."""
+        busy = Counter("headrace_backend_busy_seconds_total", "Time in which anything ran there.", "pool", "backend")
+        price = Gauge("headrace_backend_cost_per_hour", "As configured.", "pool", "backend")
+        for name, pool in self.pools.items():
+            for backend in pool.backends.values():
+                if backend.cost_per_hour:
+                    price.values[(name, backend.name)] = backend.cost_per_hour
+                    busy.values[(name, backend.name)] = round(pool.share(backend).busy(self._clock()), 3)
+        yield busy
+        yield price
 
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits, or would have to from now on, in all pools, is told `error`."""
@@ -81,41 +140,57 @@ class Dispatcher:
 class Slot:
     """The `async with` of one place."""
 
-    __slots__ = ("_attempt", "_clock", "_exchange", "_id", "_jobs", "_pool")
+    __slots__ = ("_attempt", "_clock", "_dispatcher", "_entered", "_exchange", "_id", "_pool", "_share")
 
-    def __init__(self, pool: Pool, jobs: Jobs, exchange: Exchange, job_id: int, clock: Clock) -> None:
+    def __init__(self, dispatcher: Dispatcher, pool: Pool, exchange: Exchange, job_id: int, clock: Clock) -> None:
+        self._dispatcher = dispatcher
         self._pool = pool
-        self._jobs = jobs
         self._exchange = exchange
         self._id = job_id
         self._clock = clock
         self._attempt: Attempt | None = None
+        self._share: TimeShare | None = None
+        self._entered = 0.0
 
     async def __aenter__(self) -> Attempt:
         pool, x = self._pool, self._exchange
         if not x.queued_at:
             x.queued_at = self._clock()
             pool.retries.deposit()
-        decision = pool.submit(self._jobs.job(x, self._id))
-        if isinstance(decision, asyncio.Future):
+        placed = pool.submit(self._dispatcher.job(pool, x, self._id))
+        if isinstance(placed, asyncio.Future):
             try:
-                decision = await decision
+                placed = await placed
             except BaseException:
-                pool.leave(self._id, Ending.IGNORED, None)
+                pool.leave(self._id, Ending.IGNORED)
                 raise
-        if isinstance(decision, Drop):
-            raise self._refused(decision)
-        attempt = Attempt(pool.backends[decision.backend], decision, self._clock(), on_first_token=self._first_token)
+        if isinstance(placed, Drop):
+            raise self._refused(placed)
+        decision, backend = placed
+        attempt = Attempt(
+            backend,
+            decision,
+            self._clock(),
+            on_first_token=self._first_token,
+            tally=pool.tallies[backend.name],
+        )
         x.attempts.append(attempt)
+        if x.trace is not None:
+            attempt.trace_headers = x.trace.headers(len(x.attempts))
         self._attempt = attempt
-        pool.run(self._id, x)
+        if backend.cost_per_hour:
+            self._share = pool.share(backend)
+            self._entered = self._share.enter(attempt.dispatched_at)
         if x.tenant is not None and x.tenant.operator:
             self._tell(attempt, decision)
         return attempt
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None
-        self._attempt.ended_at = self._clock()
+        now = self._attempt.ended_at = self._clock()
+        if self._share is not None:
+            had_s = self._share.leave(self._entered, now)
+            self._attempt.cost = had_s * self._attempt.backend.cost_per_hour / 3600
         ending = Ending.SUCCESS
         if exc is not None:
             ending = Ending.DROPPED if isinstance(exc, UpstreamFailed) else Ending.IGNORED
@@ -123,11 +198,13 @@ class Slot:
         meter = self._exchange.meter
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
-            self._jobs.learn(self._exchange, usage)
-        self._pool.leave(self._id, ending, usage)
+            self._dispatcher.jobs.learn(self._exchange, usage)
+        seen_tokens = 0 if meter is None else meter.tokens
+        self._pool.leave(self._id, ending, usage, seen_tokens, self._attempt.backend.name)
 
     def _first_token(self, now: float) -> None:
-        self._pool.first_token(self._id, now)
+        assert self._attempt is not None
+        self._pool.first_token(self._id, self._attempt.backend.name, now)
 
     def _tell(self, attempt: Attempt, decision: Dispatch) -> None:
         """An operator sees where the request went and what was expected there; nobody else may: the answers to one
@@ -144,4 +221,28 @@ class Slot:
         return Unavailable(refusal, message + ".", retry_after=drop.retry_after)
 
 
+def _queues(pools: Mapping[str, Statistics]) -> Iterator[Family]:
+    for name, text, field in QUEUES:
+        values = {(pool, class_): n for pool, told in pools.items() for class_, n in getattr(told, field).items()}
+        yield Gauge(name, text, "pool", "class").of(values)
+    for name, text, field in RATES:
+        yield Gauge(name, text, "pool").of({(pool,): getattr(told, field) for pool, told in pools.items()})
+
+
 WHERE, CACHED = b"x-headrace-backend", b"x-headrace-cache"
+# name, text, and the field of the scheduler's statistics that it shows
+BACKENDS = (
+    ("headrace_in_flight_requests", "Requests on a backend.", "running"),
+    ("headrace_in_flight_tokens", "Uncached prompt tokens whose prefill is under way there.", "in_flight_tokens"),
+    ("headrace_kv_tokens", "Tokens in its KV memory by the gateway's own count.", "kv_tokens"),
+    ("headrace_prefix_accuracy", "Share of the cached tokens expected there that are found.", "hit_accuracy"),
+)
+QUEUES = (
+    ("headrace_queued_requests", "Requests that wait for a backend.", "queued"),
+    ("headrace_queued_tokens", "Their prompt tokens, as estimated.", "queued_tokens"),
+)
+RATES = (
+    ("headrace_prefill_tokens_per_second", "Prefill rate of one backend, as learned.", "prefill_rate"),
+    ("headrace_drain_tokens_per_second", "Prompt tokens that leave the queue, lately.", "drain_rate"),
+    ("headrace_prefix_index_pieces", "Entries of the index of prompt prefixes.", "index_pieces"),
+)

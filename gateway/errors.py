@@ -12,7 +12,8 @@ GatewayError             what the client is told: status, type, code, and one wo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
+from typing import ClassVar
 
 from gateway.http1 import Answer
 
@@ -42,10 +43,16 @@ REQUEST_TOO_LARGE = _invalid(413, "request_too_large")
 UNSUPPORTED_ENCODING = _invalid(415, "unsupported_encoding")
 HEADERS_TOO_LARGE = _invalid(431, "headers_too_large")
 
+REQUESTS_LIMIT = Refusal(429, "requests", "rate_limit_exceeded", "requests_limit")
+TOKENS_LIMIT = Refusal(429, "tokens", "rate_limit_exceeded", "tokens_limit")
+CONCURRENCY_LIMIT = Refusal(429, "requests", "rate_limit_exceeded", "concurrency_limit")
+REQUEST_EXCEEDS_LIMIT = Refusal(429, "tokens", "request_exceeds_limit", "request_exceeds_limit")
+
 QUEUE_FULL = Refusal(503, "service_unavailable_error", "server_is_overloaded", "queue_full")
 DEADLINE_UNREACHABLE = Refusal(503, "service_unavailable_error", "server_is_overloaded", "deadline_unreachable")
 QUEUE_TIMEOUT = Refusal(503, "service_unavailable_error", "server_is_overloaded", "queue_timeout")
 BUFFERS_FULL = Refusal(503, "service_unavailable_error", "server_is_overloaded", "buffers_full")
+LIMITS_UNAVAILABLE = Refusal(503, "service_unavailable_error", "server_is_overloaded", "limits_unavailable")
 NO_BACKEND = Refusal(503, "service_unavailable_error", "no_backend_available", "no_backend")
 SHUTTING_DOWN = Refusal(503, "service_unavailable_error", "server_shutting_down", "shutting_down")
 
@@ -56,8 +63,21 @@ UPSTREAM_TIMEOUT = Refusal(504, "api_error", "upstream_timeout", "upstream_timeo
 CONNECT_TIMEOUT = Refusal(502, "api_error", "upstream_connect_timeout", "connect_timeout")
 
 
+class Fault(StrEnum):
+    """Whose doing it is that a request did not end well."""
+
+    NONE = ""
+    CALLER = "caller"
+    LEFT = "left"  # the client went away
+    CAPACITY = "capacity"  # ours: no room, no backend, shutting down
+    GATEWAY = "gateway"  # ours: a bug
+    BACKEND = "backend"
+
+
 class GatewayError(Exception):
     """What the client is told. `retry_after` is in seconds; `retry` overrules the SDK's own rule."""
+
+    fault: ClassVar[Fault] = Fault.GATEWAY
 
     def __init__(
         self,
@@ -79,9 +99,13 @@ class GatewayError(Exception):
 class Refused(GatewayError):
     """The caller's doing."""
 
+    fault = Fault.CALLER
+
 
 class Unavailable(GatewayError):
     """Ours: the request was sound but cannot be served now."""
+
+    fault = Fault.CAPACITY
 
 
 class Phase(IntEnum):
@@ -95,6 +119,8 @@ class Phase(IntEnum):
 class UpstreamFailed(GatewayError):
     """A backend's doing. `replayable`: another backend may be asked, as far as the failure goes. `answer` is what the
     backend said, for the client to see if nothing better comes."""
+
+    fault = Fault.BACKEND
 
     def __init__(
         self,
@@ -128,6 +154,8 @@ class Unanswered(UpstreamFailed):
 
 class ClientGone(GatewayError):
     """The client left, or takes nothing any more. Status 499 stands in logs and metrics; nothing is sent."""
+
+    fault = Fault.LEFT
 
     def __init__(self, message: str = "The client left.", reason: str = "client_disconnect") -> None:
         super().__init__(Refusal(499, "client_error", reason, reason), message)

@@ -10,10 +10,12 @@ from typing import Protocol
 
 from gateway.backend import Backend
 from gateway.catalog import Tenant
-from gateway.errors import ClientGone, GatewayError
+from gateway.errors import ClientGone, Fault, GatewayError
+from gateway.tracecontext import Trace
 from policies.types import Dispatch, Usage
 
 Header = tuple[bytes, bytes]
+REJECTED = "upstream_rejected"  # the outcome where the backend blames the request
 
 
 class Dialect(StrEnum):
@@ -92,31 +94,46 @@ class Metered(Protocol):
     def parse_errors(self) -> int: ...
     @property
     def complete(self) -> bool: ...
+    @property
+    def finish(self) -> str | None: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens that all streams of one backend got, after the first of each."""
+
+    tokens: int = 0
 
 
 @dataclass(slots=True)
 class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
-    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went where it went."""
+    `on_first_token`, until when the backend is busy with the prompt, and adds later tokens to the backend's `tally`.
+    `decision` says why it went where it went; `trace_headers` tell the backend which span it works for; `cost` is its
+    part of the backend's price."""
 
     backend: Backend
     decision: Dispatch
     dispatched_at: float
     on_first_token: Callable[[float], None]
+    tally: Tally = field(default_factory=Tally)
+    trace_headers: list[Header] = field(default_factory=list)
     connected_at: float = 0.0
     head_at: float = 0.0
     ended_at: float = 0.0
     status: int = 0
     failure: str = ""
+    cost: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request from accept to settle."""
+    """One request from accept to settle. `generation` numbers the configuration that it began with."""
 
     request_id: str
     received_at: float
     endpoint: Endpoint
+    trace: Trace | None = None
     tenant: Tenant | None = None
     call: Call | None = None
     class_: str = "interactive"
@@ -125,11 +142,13 @@ class Exchange:
     meter: Metered | None = None
     status: int = 0
     outcome: str = ""
+    fault: Fault = Fault.NONE
     upstream_request_id: str = ""
     answer_headers: list[Header] = field(default_factory=list)
     bytes_in: int = 0
     bytes_out: int = 0
     ended_at: float = 0.0
+    generation: int = 0
 
     def identify(self, tenant: Tenant, call: Call) -> None:
         """Who asks for what: known once the key and the body were read. Its class is the one asked for, by header or
@@ -172,5 +191,8 @@ class Exchange:
         if error is not None:
             self.outcome = error.refusal.reason
             self.status = self.status or error.refusal.status
+            self.fault = error.fault
         elif not self.outcome:
             self.outcome = "ok"
+        else:  # an answer was relayed, but none to be glad of
+            self.fault = Fault.CALLER if self.outcome == REJECTED else Fault.BACKEND

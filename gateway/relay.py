@@ -8,7 +8,7 @@ from http import HTTPStatus
 from gateway import answers
 from gateway.dialects import error_frame
 from gateway.errors import UPSTREAM_TRUNCATED, GatewayError, Phase, Unavailable, UpstreamFailed
-from gateway.exchange import Dialect, Exchange, Header
+from gateway.exchange import REJECTED, Dialect, Exchange, Header
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.reading import BodyMeter, StreamEnding
 from gateway.reply import Clock, Reply
@@ -92,7 +92,7 @@ class Relay:
             headers.append((b"content-type", b"application/json"))
         answer = Answer(status, headers, body if shaped is None else shaped)
         if status < 500 and status not in RETRYABLE:
-            self._exchange.outcome = "upstream_rejected"
+            self._exchange.outcome = REJECTED
             send(answer, self._turn, self._exchange)
             return
         raise UpstreamFailed(
@@ -122,7 +122,8 @@ class Relay:
 
     async def _events(self) -> None:
         turn = self._turn
-        meter = Meter(self._dialect, strip_usage=self._strip_usage, on_first_token=self._first_token)
+        tally = self._exchange.attempts[-1].tally
+        meter = Meter(self._dialect, strip_usage=self._strip_usage, on_first_token=self._first_token, tally=tally)
         self._exchange.meter = meter
         self._commit(meter.feed(await self._first_event(), self._clock()), None)
         failure: GatewayError | None = None

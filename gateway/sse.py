@@ -15,7 +15,7 @@ from enum import Enum
 import msgspec
 
 from gateway.dialects import Event, glimpse, read
-from gateway.exchange import Dialect
+from gateway.exchange import Dialect, Tally
 from gateway.frames import HOLD_BYTES, Excerpt, event_end, fields, skip_line_ends
 from gateway.reading import Reading
 
@@ -26,8 +26,8 @@ NOTHING = Event()
 Pattern = tuple[bytes, bytes, int | None]  # what stands before and after the text; the number of a Responses event
 NO_PATTERN: Pattern = (b"\0", b" ", None)  # nothing fits: no string ends at a space
 NUMBER = b'"sequence_number":%d'
-# The inside of a JSON string that is not empty, up to its closing quote. It never backtracks.
-STRING = re.compile(rb'(?!")[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+')
+# The inside of a JSON string that is not empty, up to its closing quote. It never backtracks: nothing follows.
+STRING = re.compile(rb'(?!")[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*')
 
 _string = STRING.match
 _encode = msgspec.json.Encoder().encode
@@ -55,10 +55,15 @@ class Meter(Reading):
     """Sees the bytes of an event stream, cut anywhere."""
 
     def __init__(
-        self, dialect: Dialect, *, strip_usage: bool = False, on_first_token: Callable[[float], None] | None = None
+        self,
+        dialect: Dialect,
+        *,
+        strip_usage: bool = False,
+        on_first_token: Callable[[float], None] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         """`strip_usage` takes the usage-only chunk out again: the client did not ask for it."""
-        super().__init__(dialect, on_first_token)
+        super().__init__(dialect, on_first_token, tally)
         self._strip_usage = strip_usage
         self._pattern = NO_PATTERN
         self._open: bytearray | Excerpt | None = None  # an unfinished event: held back, or too long and passing by

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gateway.backend import Backend
@@ -12,6 +13,7 @@ from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, Upst
 from gateway.exchange import Attempt, Call
 from gateway.http1 import request_head
 from gateway.link import SLICE, Link
+from gateway.metrics import Family, Gauge
 from gateway.reply import Clock, Reply
 
 SWEEP_S = 0.25
@@ -43,7 +45,7 @@ class Upstream:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._idle: defaultdict[Backend, deque[Link]] = defaultdict(deque)
+        self._idle: defaultdict[str, deque[Link]] = defaultdict(deque)  # by name: a backend outlives its settings
         self._replies: set[Reply] = set()
         self._connecting: set[Connecting] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -68,14 +70,26 @@ class Upstream:
                 link.abort()
         self._idle.clear()
 
+    def metrics(self) -> Iterator[Family]:
+        """Connections to backends, by what they do."""
+        idle = sum(map(len, self._idle.values()))
+        states = {("idle",): idle, ("busy",): len(self._replies), ("connecting",): len(self._connecting)}
+        yield Gauge("headrace_upstream_connections", "Connections to backends.", "state").of(states)
+
     def fail_all(self, error: GatewayError) -> None:
         """End every answer that is still being read."""
         for reply in tuple(self._replies):
             reply.fail(error)
 
+    def forget(self, backends: Iterable[Backend]) -> None:
+        """Close their idle connections. What is under way there goes on."""
+        for backend in backends:
+            for link in self._idle.pop(backend.name, ()):
+                link.abort()
+
     def take(self, backend: Backend) -> Link | None:
         """The connection used last: the warmest, and the others get to expire."""
-        idle = self._idle.get(backend)
+        idle = self._idle.get(backend.name)
         while idle:
             link = idle.pop()
             if not link.closed and self._clock() - link.idle_since < link.idle_limit_s:
@@ -122,7 +136,7 @@ class Upstream:
         if not reply.reader.reusable:
             link.abort()
         elif link.rest(self._clock(), reply.reader.keep_alive_hint):
-            self._idle[backend].append(link)
+            self._idle[backend.name].append(link)
 
     async def _sweep(self) -> None:
         """All clocks but none per request: one look at everything that is under way, four times a second. Time in
@@ -141,11 +155,11 @@ class Upstream:
             due = now + SWEEP_S
 
     def _expire(self, now: float) -> None:
-        for backend, idle in tuple(self._idle.items()):
+        for name, idle in tuple(self._idle.items()):
             while idle and (idle[0].closed or now - idle[0].idle_since > idle[0].idle_limit_s):
                 idle.popleft().abort()
             if not idle:
-                del self._idle[backend]
+                del self._idle[name]
 
 
 class Opening:
@@ -164,6 +178,8 @@ class Opening:
         attempt, call = self._attempt, self._call
         backend = attempt.backend
         headers = call.headers
+        if attempt.trace_headers:
+            headers = [*headers, *attempt.trace_headers]
         if backend.authorization is not None:
             headers = [*headers, (b"authorization", backend.authorization)]
         head = request_head(b"POST", backend.prefix + call.target, backend.host_header, headers, call.length)

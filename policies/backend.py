@@ -180,10 +180,9 @@ class Backend:
                 self.unwatched_s += now - self.unwatched_since
                 self.unwatched_since = None
 
-    def advance(self, slot: Slot, tokens: int, now: float) -> None:
-        """The streams here, of which `slot` is one, got `tokens` more."""
+    def advance(self, tokens: int, now: float) -> None:
+        """The streams here got `tokens` more, all together."""
         self.steps += tokens / max(1, self.streams)
-        slot.output += tokens
         if self.window is None:
             self.window = now, self.steps
             return

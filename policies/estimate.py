@@ -70,8 +70,9 @@ class Prefills:
         self.samples += 1
 
     def expect(self, uncached: int, whole: int) -> float:
-        """Seconds for `uncached` tokens at the end of a prompt of `whole`."""
-        return uncached * (self.flat + self.slope * max(uncached / 2, whole - uncached / 2))
+        """Seconds for `uncached` tokens at the end of a prompt of `whole`; never negative, as the line may be for
+        prompts shorter than all that were seen."""
+        return max(0.0, uncached * (self.flat + self.slope * max(uncached / 2, whole - uncached / 2)))
 
     @property
     def rate(self) -> float:
@@ -85,21 +86,23 @@ class Prefills:
 class Drain:
     """How many tokens per second leave the queue while there is one.
 
-    Time without a queue does not count; time since the last departure does, so that a stuck pool's rate falls.
+    Time without a queue does not count, nor do those who go at once: a pool that was idle for long would seem to drain
+    without end. Time since the last departure does count, so that a stuck pool's rate falls.
     """
 
-    __slots__ = ("_keep", "_seconds", "_since", "_tokens")
+    __slots__ = ("_began", "_keep", "_seconds", "_since", "_tokens")
 
     def __init__(self, keep: float = 0.98) -> None:
         self._keep = keep
         self._tokens = 0.0
         self._seconds = 0.0
+        self._began = 0.0
         self._since: float | None = None
 
     def waiting(self, now: float) -> None:
         """Somebody waits."""
         if self._since is None:
-            self._since = now
+            self._since = self._began = now
 
     def empty(self) -> None:
         """Nobody waits any more."""
@@ -107,9 +110,10 @@ class Drain:
 
     def served(self, tokens: int, now: float) -> None:
         """`tokens` left the queue for a backend."""
-        elapsed = 0.0 if self._since is None else now - self._since
+        if self._since is None or now <= self._began:
+            return
         self._tokens = self._tokens * self._keep + tokens
-        self._seconds = self._seconds * self._keep + elapsed
+        self._seconds = self._seconds * self._keep + now - self._since
         self._since = now
 
     def rate(self, now: float, otherwise: float) -> float:
@@ -123,6 +127,9 @@ class _Length:
     mean: float
     p90: float
     samples: int = 0
+
+
+FIRST_P90 = 2.0  # times the first answer: what is seen of one says more than any prior
 
 
 class OutputLengths:
@@ -149,6 +156,8 @@ class OutputLengths:
             self._known.move_to_end(key)
             step = max(1.0 - self.KEEP, 1.0 / (length.samples + 1))
             length.mean += step * (output_tokens - length.mean)
+            if not length.samples:
+                length.p90 = FIRST_P90 * output_tokens
             length.p90 *= 1.0 + step * (0.9 if output_tokens > length.p90 else -0.1)
             length.samples += 1
         while len(self._known) > self._capacity:
@@ -160,6 +169,10 @@ class OutputLengths:
         lean = self._prior if whole is None else whole.mean
         own = self._known.get((tenant, model))
         return lean if own is None else (own.mean * own.samples + lean * self.LEAN) / (own.samples + self.LEAN)
+
+    def knows(self, tenant: str, model: str) -> bool:
+        """Whether any answer of this tenant, or of this model, was seen."""
+        return (tenant, model) in self._known or ("", model) in self._known
 
     def high(self, tenant: str, model: str) -> float:
         """The length that nine answers in ten do not exceed, in tokens: what a limit should reserve."""

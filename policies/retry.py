@@ -28,6 +28,10 @@ class RetryBudget:
     def __repr__(self) -> str:
         return f"<RetryBudget {self._balance:.1f} retries>"
 
+    def configure(self, *, retries: int, share: float) -> None:
+        """These rules hold from now on; what was saved is kept."""
+        self.retries, self.share = retries, share
+
     @property
     def balance(self) -> float:
         """Retries that may be made now."""

@@ -7,17 +7,17 @@ Everything that `due` returns is already counted, so no two calls give the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
 
-from policies.backend import Backend, Slot, Ticket
+from policies.backend import Backend, Ticket
 from policies.choice import Choice, Considered
-from policies.estimate import Drain
+from policies.forecast import Forecast
 from policies.pool import Pool
-from policies.queues import FairShare, aged_shortest, by_arrival
+from policies.queues import FairShare, Key, aged_shortest, by_arrival
 from policies.rules import Rules
+from policies.running import Running
 from policies.types import (
     BATCH,
     INTERACTIVE,
@@ -42,8 +42,8 @@ from policies.waiting import WaitingRoom
 class Scheduler:
     """Decides for one pool. Times are seconds on the caller's clock and never go back.
 
-    After `submit`, `first_token`, `leave`, `observe` and `observe_remote`, after `tokens` if it returned True, and
-    at `next_deadline`, call `due` and do what it says.
+    After `submit`, `first_token`, `leave`, `configure`, `observe` and `observe_remote`, after `tokens` if it returned
+    True, and at `next_deadline`, call `due` and do what it says.
 
     `routing` names the rule that chooses a backend. "price" goes with the prefill gate, shortest-first order and
     waiting for warm backends; the others with a plain limit on concurrency and arrival order. Tenants share fairly
@@ -64,25 +64,26 @@ class Scheduler:
         self._gated = routing == "price"
         self._pool = Pool(rules, piece_tokens, gated=self._gated)
         self._admission = self._pool.admission
-        key = aged_shortest(rules.ageing_s) if self._gated else by_arrival
         quantum = (rules.quantum_tokens, rules.quantum_requests) if shares else (inf, inf)
-        self._room = WaitingRoom(rules, classes, lambda: FairShare(key, *quantum))
+        self._room = WaitingRoom(rules, classes, lambda: FairShare(self._key(), *quantum))
         self._choice = Choice(routing, self._pool, self._room, rng)
-        self._slots: dict[int, Slot] = {}
-        self._ends: list[tuple[float, int, Slot]] = []
+        self._running = Running(self._pool, self._room)
+        self._unseen = self._running.unseen
+        self._rng = rng
         self._lost: list[Ticket] = []
-        self._drain = Drain()
+        self._forecast = Forecast(self._pool, self._room)
+        self._drain = self._forecast.drain
         self._serial = count(1)
 
     def __repr__(self) -> str:
         backends = ", ".join(map(repr, self._pool.backends.values()))
-        return f"<Scheduler [{len(self._slots)} running, {len(self._room)} waiting | {backends}]>"
+        return f"<Scheduler [{len(self._running.slots)} running, {len(self._room)} waiting | {backends}]>"
 
     # What happens.
 
     def submit(self, job: Job, now: float) -> Reason | None:
         """Queue the job. Returns None, or why it is refused at once."""
-        if job.id in self._room.tickets or job.id in self._slots:
+        if job.id in self._room.tickets or job.id in self._running.slots:
             raise ValueError(f"job {job.id} is already here")
         ticket = self._ticket(job, now)
         if (refused := self._refused(ticket, now)) is not None:
@@ -94,9 +95,9 @@ class Scheduler:
     def at_once(self, job: Job, now: float) -> Dispatch | None:
         """The dispatch of a job that need not wait while nothing else does: what `submit` and `due` would come to, the
         queue left out. None where the decision is theirs."""
-        if self._room or self._pool.heard or job.id in self._slots:
+        if self._room or self._pool.heard or job.id in self._running.slots:
             return None
-        self._end_unseen(now)
+        self._unseen.end(now)
         ticket = self._ticket(job, now)
         usable, policy = self._pool.spare(), self._room.tier(ticket).policy
         if policy.ceiling < 1.0:
@@ -111,43 +112,36 @@ class Scheduler:
 
     def first_token(self, job_id: int, now: float) -> None:
         """The first token of a stream has come: its prefill is over."""
-        if (slot := self._slots.get(job_id)) is not None:
-            if slot.prefilling:
-                self._pool.timed(slot, now)
-            slot.backend.prefilled(slot, now)
-            slot.backend.stream(slot, now)
+        self._running.first_token(job_id, now)
 
     def tokens(self, job_id: int, n: int, now: float) -> bool:
-        """A stream got `n` more tokens after its first; n may also be the sum of several streams on its backend.
+        """A stream got `n` more tokens after its first.
 
-        Returns True when `due` should be called: an unseen prefill has ended there, or the streams can afford now
-        what something waits for.
+        Returns True when `due` should be called: the streams there can afford now what something waits for, an unseen
+        prefill has ended there, or the first token had not been told.
         """
-        slot = self._slots.get(job_id)
-        if slot is None:
-            return False
-        if not slot.streaming:
-            self.first_token(job_id, now)
-        backend = slot.backend
-        busy = backend.in_flight > 0
-        backend.advance(slot, n, now)
-        if busy > (backend.in_flight > 0):
-            return True
-        if backend.need_s == inf or backend.credit(now) < backend.need_s:
-            return False
-        backend.need_s = inf
-        return True
+        return self._running.tokens(job_id, n, now)
 
-    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
-        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless."""
+    def streamed(self, backend: str, n: int, now: float) -> bool:
+        """The same, of all streams on a backend together: they got `n` more tokens after the first of each."""
+        return self._running.streamed(backend, n, now)
+
+    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0) -> None:
+        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless. `seen_tokens` of
+        output are what its tenant is charged where no usage was reported, if that is more than `tokens` was told of."""
         if (ticket := self._room.tickets.get(job_id)) is not None:
             self._room.remove(ticket)
-        elif (slot := self._slots.pop(job_id, None)) is not None:
-            if ending is Ending.SUCCESS and slot.prefilling and slot.one_shot:
-                self._pool.timed(slot, now)
-            slot.backend.end(slot, now)
-            self._pool.learn(slot, ending, usage)
-            self._room.settle(slot, ending, usage)
+            if not self._room:
+                self._drain.empty()
+        else:
+            self._running.end(job_id, now, ending, usage, seen_tokens)
+
+    def configure(self, routing: str, classes: Sequence[ClassPolicy]) -> None:
+        """These rules hold from now on, for those who wait, too. What was learned and who has had how much stays."""
+        self._gated = routing == "price"
+        self._admission = self._pool.admit(gated=self._gated)
+        self._choice = Choice(routing, self._pool, self._room, self._rng)
+        self._room.configure(classes, self._key(), self._latest)
 
     def observe(self, views: Sequence[BackendView], now: float) -> None:
         """These are the pool's backends now. One with a new incarnation starts from nothing."""
@@ -173,38 +167,36 @@ class Scheduler:
     def due(self, now: float) -> list[Dispatch | Drop]:
         """Everything that should happen now, in order."""
         self._pool.forget_silent(now)
-        self._end_unseen(now)
+        self._unseen.end(now)
         late = self._room.ripe(now, self._latest)
         out: list[Dispatch | Drop] = []
-        lost, self._lost = self._lost, []
-        gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
+        lost, self._lost = dict.fromkeys(self._lost), []
+        gone = [ticket for ticket in lost if self._room.holds(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
-        out += [self._drop(ticket, self._too_late(ticket, now), now) for ticket in late if self._waits(ticket)]
+        if hopeless := dict.fromkeys(filter(self._room.holds, late)):  # of one that was parked there may be two timers
+            out += [self._drop(ticket, self._room.too_late(ticket, now), now) for ticket in hopeless]
+            self._pump(now, out)  # a backend may have been reserved for one of them
         if not self._room:
             self._drain.empty()
         return out
 
     def next_deadline(self) -> float | None:
         """When `due` must be called next even if nothing else happens."""
-        while self._ends and not self._ends[0][2].prefilling:
-            heappop(self._ends)
-        soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
+        soonest = min(self._room.next_deadline(), self._unseen.next_end())
         if self._room:
-            soonest = min(soonest, *(backend.open_at for backend in self._pool.backends.values()))
+            soonest = min(soonest, self._pool.next_silence(), *(b.open_at for b in self._pool.backends.values()))
         return None if soonest == inf else soonest
 
     # What can be asked.
 
     def retry_after(self, now: float) -> float:
         """Seconds until what waits now will have been served, from 1 to 60: when a new try is worth it."""
-        queued = sum(tier.queue.tokens for tier in self._room.tiers.values())
-        return min(60.0, max(1.0, queued / self._drain.rate(now, self._pool.times.rate)))
+        return self._forecast.retry_after(now)
 
     def place(self, job: Job, now: float) -> Place:
         """Where the job stands among those of its class, waiting or not; O(waiting)."""
-        ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job, now))
-        return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.times.rate))
+        return self._forecast.place(self._room.tickets.get(job.id) or self._ticket(job, now), now)
 
     def explain(self, job: Job, now: float) -> Explanation:
         """What would happen to the job if it were submitted now. Nothing is changed."""
@@ -219,7 +211,7 @@ class Scheduler:
             queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
             backends=self._pool.statistics(now),
             prefill_rate=self._pool.times.rate,
-            drain_rate=self._drain.rate(now, self._pool.times.rate),
+            drain_rate=self._forecast.rate(now),
             index_pieces=len(self._pool.index),
         )
 
@@ -232,15 +224,14 @@ class Scheduler:
             loads.append(backend.own(now, None if head is None else head - now / self.rules.ageing_s))
         return tuple(loads)
 
-    def _end_unseen(self, now: float) -> None:
-        """Prefills whose end nobody sees end when they should."""
-        while self._ends and self._ends[0][0] <= now:
-            slot = heappop(self._ends)[2]
-            slot.backend.prefilled(slot, now)
-
     def _pump(self, now: float, out: list[Dispatch | Drop]) -> None:
-        if not self._room:
-            return
+        while self._room and self._round(now, out):
+            pass
+
+    def _round(self, now: float, out: list[Dispatch | Drop]) -> bool:
+        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or
+        opened a backend to small prefills, after others were held."""
+        again = False
         load = self._pool.load(now)
         spare = self._pool.spare()
         held: list[Ticket] = []
@@ -248,7 +239,7 @@ class Scheduler:
             tier, ticket, usable = found
             self._pool.assess(ticket)
             if now > self._latest(ticket):
-                out.append(self._drop(ticket, self._too_late(ticket, now), now))
+                out.append(self._drop(ticket, self._room.too_late(ticket, now), now))
                 continue
             if ticket.parked:  # its warm backend may be open to others, and still not have the credit for this one
                 usable = [backend for backend in usable if backend.name in ticket.lanes]
@@ -266,41 +257,31 @@ class Scheduler:
                 self._hold(ticket, Wait.PEER, held)
                 continue
             out.append(self._dispatch(ticket, chosen, considered, now))
+            again = bool(held)
             load = self._pool.load(now)
             if self._admission.gate(chosen) is not Gate.OPEN:
                 spare.remove(chosen)
         for ticket in held:
             self._room.tier(ticket).queue.show(ticket)
+        return again
 
     def _dispatch(self, ticket: Ticket, backend: Backend, considered: Considered, now: float) -> Dispatch:
         job, uncached = ticket.job, ticket.uncached(backend.name)
-        cost = uncached + self.rules.output_weight * job.output_tokens
-        took = self._pool.times.expect(uncached, job.prompt_tokens) / backend.view.speed
-        paced = self._room.tier(ticket).policy.paced and job.output_tokens > 0
-        slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost, took, paced)
-        self._room.dispatched(ticket, cost)
-        self._slots[job.id] = slot
-        self._start(slot, now)
+        self._running.start(ticket, backend, now)
         backend.turn = next(self._serial)
-        self._pool.index.insert(job.prefix, backend.name)
-        if now > ticket.since:  # who never waited tells nothing of how fast the queue drains
-            self._drain.served(job.prompt_tokens, now)
+        self._drain.served(job.prompt_tokens, now)
         waited = now - job.arrived
         why = (ticket.waited_for or Wait.TURN) if now > ticket.since else None
         saved = job.prompt_tokens - uncached
-        return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, tuple(considered))
-
-    def _start(self, slot: Slot, now: float) -> None:
-        backend = slot.backend
-        expected = backend.left(now) + slot.prefill_s
-        backend.start(slot, now)
-        if slot.unseen:
-            bound = self.rules.unseen_bound if backend.watched else 1.0
-            heappush(self._ends, (now + bound * expected, next(self._serial), slot))
+        missed, prices = uncached - ticket.least, tuple(considered)
+        return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, prices, missed)
 
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)
         return Drop(ticket.job, reason, self.retry_after(now), now - ticket.job.arrived)
+
+    def _key(self) -> Key:
+        return aged_shortest(self.rules.ageing_s) if self._gated else by_arrival
 
     def _hold(self, ticket: Ticket, why: Wait, held: list[Ticket]) -> None:
         self._room.tier(ticket).queue.hide(ticket)
@@ -322,11 +303,4 @@ class Scheduler:
             return Reason.NO_BACKEND
         if self._room.tier(ticket).full(ticket.job):
             return Reason.QUEUE_FULL
-        return self._too_late(ticket, now) if now > ticket.latest else None
-
-    def _too_late(self, ticket: Ticket, now: float) -> Reason:
-        longest = self._room.tier(ticket).policy.max_wait_s
-        return Reason.WAITED if now >= ticket.job.arrived + longest else Reason.DEADLINE
-
-    def _waits(self, ticket: Ticket) -> bool:
-        return self._room.tickets.get(ticket.job.id) is ticket
+        return self._room.too_late(ticket, now) if now > ticket.latest else None

@@ -10,9 +10,9 @@ from math import inf
 
 from policies.admission import Admission
 from policies.backend import Backend, Slot, Ticket
-from policies.queues import FairShare
+from policies.queues import FairShare, Key
 from policies.rules import Rules
-from policies.types import ClassPolicy, Ending, Job, Usage, Wait
+from policies.types import ClassPolicy, Ending, Job, Reason, Usage, Wait
 
 
 @dataclass(slots=True, eq=False)
@@ -47,11 +47,28 @@ class WaitingRoom:
         self.rules = rules
         self.tiers = {policy.name: Tier(policy, queue()) for policy in classes}
         self.tickets: dict[int, Ticket] = {}
+        self._queue = queue
         self._timers: list[tuple[float, int, Ticket]] = []
         self._serial = count()
 
     def __len__(self) -> int:
         return len(self.tickets)
+
+    def configure(self, classes: Sequence[ClassPolicy], key: Key, latest: Callable[[Ticket], float]) -> None:
+        """These are the classes from now on, in this order, and this is the order inside them. A class that is not
+        among them stays behind the others, for the jobs that name it still."""
+        tiers: dict[str, Tier] = {}
+        for policy in classes:
+            tier = tiers[policy.name] = self.tiers.get(policy.name) or Tier(policy, self._queue())
+            tier.policy = policy
+        self.tiers = tiers | {name: tier for name, tier in self.tiers.items() if name not in tiers}
+        for tier in self.tiers.values():
+            tier.queue.key = key
+        for ticket in self.tickets.values():
+            ticket.latest = latest(ticket)
+            if not ticket.parked:
+                self._wake(ticket, ticket.latest)
+            self.requeue(ticket)
 
     def tier(self, ticket: Ticket) -> Tier:
         """The class that the ticket waits in."""
@@ -63,6 +80,15 @@ class WaitingRoom:
         if job.deadline is None or not self.rules.refuse:
             return longest
         return min(longest, job.deadline - prefill_s)
+
+    def holds(self, ticket: Ticket) -> bool:
+        """Whether the ticket still waits."""
+        return self.tickets.get(ticket.job.id) is ticket
+
+    def too_late(self, ticket: Ticket, now: float) -> Reason:
+        """Why the ticket may wait no longer."""
+        waited_long = now >= ticket.job.arrived + self.tier(ticket).policy.max_wait_s
+        return Reason.WAITED if waited_long else Reason.DEADLINE
 
     def add(self, ticket: Ticket) -> None:
         """The ticket begins to wait."""
@@ -135,10 +161,11 @@ class WaitingRoom:
         """The ticket goes to a backend, for `cost` tokens of service: its tenant has had them, other classes are owed
         their floors. It may never have waited."""
         own = self.tier(ticket)
+        expected = self._expected(ticket.job)
         if ticket.job.id not in self.tickets:
-            own.queue.serve(ticket, cost)
+            own.queue.serve(ticket, cost, expected)
             return
-        own.queue.charge(ticket, cost)
+        own.queue.charge(ticket, cost, expected)
         own.owed = max(own.owed, 0.0) - cost
         for tier in self.tiers.values():
             if tier.queue.requests:
@@ -155,7 +182,11 @@ class WaitingRoom:
             cost = max(1, usage.prompt - cached) + self.rules.output_weight * usage.output
         else:
             cost = slot.uncached + self.rules.output_weight * slot.output
-        self.tiers[slot.job.class_].queue.settle(slot.job, cost - slot.cost)
+        self.tiers[slot.job.class_].queue.settle(slot.job, cost - slot.cost, self._expected(slot.job))
+
+    def _expected(self, job: Job) -> int:
+        """What is charged for an answer before it has come."""
+        return self.rules.output_weight * job.output_tokens
 
     def ahead(self, ticket: Ticket) -> tuple[int, int]:
         """How many tickets of its class go before this one by their order alone, and the prompt tokens of those and
@@ -163,9 +194,9 @@ class WaitingRoom:
         tokens = 0
         for name, tier in self.tiers.items():
             if name == ticket.job.class_:
-                key = tier.queue.key(ticket.job, ticket.least)
+                place = tier.queue.key(ticket.job, ticket.least), ticket.seq
                 others = [t for t in self.tickets.values() if t.job.class_ == name and t is not ticket]
-                before = [t.job.prompt_tokens for t in others if tier.queue.key(t.job, t.least) < key]
+                before = [t.job.prompt_tokens for t in others if (tier.queue.key(t.job, t.least), t.seq) < place]
                 return len(before), tokens + sum(before)
             tokens += tier.queue.tokens
         return 0, tokens
@@ -184,4 +215,4 @@ class WaitingRoom:
             heapify(self._timers)
 
     def _awake(self, ticket: Ticket, when: float) -> bool:
-        return ticket.wake == when and self.tickets.get(ticket.job.id) is ticket
+        return ticket.wake == when and self.holds(ticket)

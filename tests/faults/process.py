@@ -20,6 +20,7 @@ from tests.faults.fakes import Fake, gathering, healthy
 from tests.faults.rawclient import ask, chat
 
 KEY = "hr-test-key-of-the-tests"
+TOKEN = "admin-token-of-the-tests"
 DIGEST = "acad01ef4387d57e7610cc14084d6ff0170b4145469eaf3abbbabc36c9b6c5b3"
 BAD_WORDS = ("Traceback", "never retrieved", "Failed to detach", "was never awaited", "Task was destroyed", "ASGI")
 FULL = bool(os.environ.get("HEADRACE_FULL_TESTS"))  # with it the cases run at full length, which takes minutes
@@ -36,7 +37,7 @@ class GatewayProcess:
         self.log_path = folder / "headrace.log"
         self.secrets: list[str] = []
         self.port = self.admin_port = 0
-        self._environ = os.environ | (environ or {})
+        self._environ = os.environ | {"ADMIN_TOKEN": TOKEN} | (environ or {})
         self._process: asyncio.subprocess.Process | None = None
         self._http = httpx.AsyncClient(timeout=10, verify=False)
         self._fds = 0
@@ -120,6 +121,33 @@ class GatewayProcess:
         """From the admin port."""
         return await self._http.get(f"http://127.0.0.1:{self.admin_port}{path}")
 
+    async def admin(self, path: str, method: str = "GET", token: str = TOKEN) -> httpx.Response:
+        """From the admin port, with its token."""
+        return await self.asked(method, path, {"authorization": f"Bearer {token}".encode()})
+
+    async def asked(self, method: str, path: str, headers: Mapping[str, bytes]) -> httpx.Response:
+        """From the admin port, with these headers."""
+        url = f"http://127.0.0.1:{self.admin_port}{path}"
+        return await self._http.request(
+            method, url, headers=[(name.encode(), value) for name, value in headers.items()]
+        )
+
+    def write(self, told: dict[str, Any] | str) -> None:
+        """Replace the configuration file at once, as a careful writer does; the listeners stay unless `told` says."""
+        if isinstance(told, dict):
+            told = told | {"server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"} | told.get("server", {})}
+            self.config = {"telemetry": {}} | told
+            told = json.dumps(self.config)
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(told)
+        fresh.replace(self.path)
+
+    async def reloaded(self, told: dict[str, Any] | str) -> dict[str, Any]:
+        """What the admin API answers when it is told to take this configuration."""
+        self.write(told)
+        answer: dict[str, Any] = (await self.admin("/admin/reload", "POST")).json()
+        return answer
+
     async def samples(self) -> Samples:
         """All samples of /metrics, which must parse."""
         text = (await self.get("/metrics")).text
@@ -198,7 +226,7 @@ class GatewayProcess:
         metrics = (await self.get("/metrics")).text
         for word in BAD_WORDS:
             assert word not in self.log, self.log[-4000:]
-        for secret in (KEY, *self.secrets):
+        for secret in (KEY, TOKEN, *self.secrets):
             assert secret not in self.log
             assert secret not in metrics
         for model, (count, urls) in self.capacity.items():
@@ -244,6 +272,11 @@ def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
             config[key] = settings.pop(key)
     config["pools"]["p"] |= settings
     return config
+
+
+def busy() -> float:
+    """How many times longer anything may take, since other work wants these cores too; 1 where none does."""
+    return max(1.0, 2.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def times(full: int, short: int) -> range:

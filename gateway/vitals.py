@@ -1,0 +1,84 @@
+"""How the process itself is: how late its event loop comes, what it uses, which build it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from gateway.metrics import Counter, Family, Gauge, Histogram
+
+BEAT_S = 0.1
+LAG_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Vitals:
+    """`async with vitals` listens to the loop: a timer that comes late has waited for whatever else ran, and so has
+    every stream. `clock` is the loop's own, in seconds."""
+
+    def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_at = wall_clock()
+        self._lag = Histogram("headrace_loop_lag_seconds", "How late timers of the event loop come.", bounds=LAG_S)
+        self._scrape = Histogram(
+            "headrace_exposition_seconds", "Time of the event loop that answering a scrape took.", bounds=LAG_S
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Vitals:
+        self._task = asyncio.get_running_loop().create_task(self._listen())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+
+    def scraped(self, seconds: float) -> None:
+        """A scrape has been answered."""
+        self._scrape.child(()).observe(seconds)
+
+    def metrics(self) -> Iterator[Family]:
+        """The loop, then what Prometheus' own libraries tell of every process, by the same names."""
+        yield from (self._lag, self._scrape)
+        labels = {"version": installed_version(), "python": platform.python_version()}
+        yield Gauge("headrace_build_info", "1, with what is running as labels.", *labels).of(
+            {tuple(labels.values()): 1}
+        )
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = Counter("process_cpu_seconds_total", "Processor time used.")
+        cpu.values[()] = used.ru_utime + used.ru_stime
+        yield cpu
+        yield Gauge("process_start_time_seconds", "When the process began, since the epoch.").of({(): self._began_at})
+        yield Gauge("process_resident_memory_bytes", "Memory in use.").of({(): _resident_bytes()})
+        yield Gauge("process_open_fds", "Open file descriptors.").of(
+            {(): sum(1 for _ in Path("/proc/self/fd").iterdir())}
+        )
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        yield Gauge("process_max_fds", "Most descriptors that may be open.").of({(): most})
+
+    async def _listen(self) -> None:
+        lag = self._lag.child(())
+        while True:
+            due = self._clock() + BEAT_S
+            await asyncio.sleep(BEAT_S)
+            lag.observe(max(0.0, self._clock() - due))
+
+
+def installed_version() -> str:
+    """Of the distribution; a source tree that is not installed has none."""
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
