@@ -219,7 +219,8 @@ class Slot:
             self._attempt.cost = had_s * self._attempt.backend.cost_per_hour / 3600
         ending = Ending.SUCCESS
         if exc is not None:
-            ending = Ending.DROPPED if isinstance(exc, UpstreamFailed) else Ending.IGNORED
+            self._attempt.failed = isinstance(exc, UpstreamFailed)
+            ending = Ending.DROPPED if self._attempt.failed else Ending.IGNORED
             self._attempt.failure = exc.refusal.reason if isinstance(exc, GatewayError) else "cancelled"
         meter = self._exchange.meter
         usage = meter.usage if meter is not None else None
