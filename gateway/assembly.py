@@ -256,9 +256,9 @@ def _source(told: Discovery, rng: Random) -> Source:
         host, _, port = told.dns.rpartition(":")
         return Dns(host, int(port))
     assert told.kubernetes is not None
-    known = told.kubernetes
+    known, cluster = told.kubernetes, Cluster.inside()
     namespace = known.namespace or (ACCOUNT / "namespace").read_text().strip()
-    return Kubernetes(Cluster.inside(), namespace, known.service, known.port, rng)
+    return Kubernetes(cluster, namespace, known.service, known.port, rng)
 
 
 def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLContext | None) -> Backend:
