@@ -36,6 +36,7 @@ from gateway.jobs import Jobs
 from gateway.metrics import Family, Gauge
 from gateway.models import Models
 from gateway.proxy import proxy
+from gateway.quota import Quota
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
@@ -44,7 +45,11 @@ from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
 SHOWN = 200  # characters of a path that are told back
-EXPOSED = b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry"
+EXPOSED = (
+    b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 
 logger = logging.getLogger("headrace")
 
@@ -62,7 +67,9 @@ class Gateway:
         self.catalog = assembly.catalog(settings, int(time.time()))
         self.keys = assembly.key_ring(settings, time.time)
         pools = assembly.pools(settings, self.clock, Random())  # noqa: S311 (ties and jitter)
-        self.dispatcher = Dispatcher(pools, Jobs(assembly.seeds(settings)), self.clock)
+        jobs = Jobs(assembly.seeds(settings))
+        self.dispatcher = Dispatcher(pools, jobs, self.clock)
+        self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
         self.tracer = assembly.tracer(settings, Random())  # noqa: S311 (ids need not be secret)
         self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
@@ -82,10 +89,12 @@ class Gateway:
         await self.vitals.__aenter__()
         if self.tracer is not None:
             await self.tracer.__aenter__()
+        await self.quota.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.dispatcher.close()
+        await self.quota.__aexit__(*exc)
         await self.vitals.__aexit__(*exc)
         if self.tracer is not None:
             await self.tracer.__aexit__(*exc)
@@ -99,6 +108,7 @@ class Gateway:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
         yield from self.telemetry.metrics(self.dispatcher.alive())
         yield from self.dispatcher.metrics()
+        yield from self.quota.metrics()
         if self.tracer is not None:
             yield from self.tracer.metrics()
         yield from self.upstream.metrics()

@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterable
 from random import Random
-from secrets import token_bytes
+from secrets import token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
@@ -17,14 +17,18 @@ from gateway.catalog import ANY, Catalog, Model, Tenant
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.reply import Clock
+from gateway.sharedstore import SharedStore
+from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
+from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
-from policies.types import BackendView, ClassPolicy
+from policies.types import BATCH, BackendView, ClassPolicy
 
 ANONYMOUS = "anonymous"
+UNKEYED = b"headrace"
 
 
 def catalog(settings: schema.Config, created: int) -> Catalog:
@@ -83,9 +87,44 @@ def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
     return Tracer(Collector(told.otlp.reveal(), resource), told.sample, rng)
 
 
+def limits(settings: schema.Config) -> dict[str, list[Limit]]:
+    """The limits of each tenant, those for all its models together first."""
+    return {
+        name: [
+            *_limits("", tenant.limits),
+            *(each for model, told in tenant.limits.models.items() for each in _limits(model, told)),
+        ]
+        for name, tenant in settings.tenants.items()
+    }
+
+
+def _limits(model: str, told: schema.Limits) -> Iterable[Limit]:
+    for kind, amount in (
+        (Kind.REQUESTS, told.requests_per_minute),
+        (Kind.TOKENS, told.tokens_per_minute),
+    ):
+        if amount is not None:
+            yield Limit(kind, amount, max(1, round(amount * told.burst)), model)
+    if told.concurrent is not None:
+        yield Limit(Kind.CONCURRENT, told.concurrent, model=model)
+
+
+def store(settings: schema.Config, clock: Clock) -> Store:
+    """Where limits are counted."""
+    told, url = settings.state, settings.state.url.reveal()
+
+    def clock_us() -> int:
+        return int(clock() * 1e6)
+
+    if url == "memory":
+        return MemoryStore(clock_us)
+    return SharedStore(url, told.on_failure, clock_us, replica=token_hex(8), replicas=told.replicas)
+
+
 def seeds(settings: schema.Config) -> Seeds:
-    """Keyed by the configured secret, so that replicas agree, or by one of this process."""
-    return Seeds(_secret(settings) or token_bytes(32))
+    """Keyed by the configured secret. Without one there is nobody to keep apart, and replicas and restarts must still
+    agree on whose favourite a prompt is."""
+    return Seeds(_secret(settings) or UNKEYED)
 
 
 def _secret(settings: schema.Config) -> bytes:
@@ -95,16 +134,7 @@ def _secret(settings: schema.Config) -> bytes:
 
 def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
     """Every pool with its backends, all taken to be open."""
-    classes = [
-        ClassPolicy(
-            name,
-            told.max_queued,
-            told.max_queued_tokens,
-            max_wait_s=told.max_wait,
-            ceiling=told.ceiling,
-        )
-        for name, told in settings.classes.items()
-    ]
+    classes = [_class(name, told) for name, told in settings.classes.items()]
     for name, told in settings.pools.items():
         scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
         views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
@@ -117,6 +147,21 @@ def _rules(settings: schema.Config, pool: str) -> Rules:
     """The scheduler's constants, with the strictest promise that a model of the pool makes its streams."""
     promised = [model.slo.itl for model in settings.models.values() if model.pool == pool and model.slo.itl]
     return Rules(objective_s=min(promised)) if promised else Rules()
+
+
+def _class(name: str, told: schema.Class) -> ClassPolicy:
+    """What may fill only a part of a pool is work that nobody watches: its streams have no objective."""
+    background = told.ceiling < 1.0
+    return ClassPolicy(
+        name,
+        told.max_queued,
+        told.max_queued_tokens,
+        max_wait_s=told.max_wait,
+        paced=not background,
+        ceiling=told.ceiling,
+        kv_ceiling=BATCH.kv_ceiling if background else 1.0,
+        floor=told.floor,
+    )
 
 
 def _backend(pool: str, url: str, told: schema.Pool) -> Backend:

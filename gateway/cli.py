@@ -66,6 +66,7 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
         raise click.UsageError("With a file, the addresses stand in it: server.listen and server.admin.")
     settings = _loaded(path) if path else _opened(backends, listen or "127.0.0.1:8080", admin or "127.0.0.1:9090")
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("headrace").setLevel(logging.WARNING)  # of other libraries only errors
     try:
         uvloop.run(serve_gateway(settings, ready=partial(_announce, as_json)))
     except OSError as error:

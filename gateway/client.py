@@ -42,10 +42,12 @@ NOT_FORWARDED = HOP_BY_HOP | frozenset(
         b"expect",
         b"forwarded",
         b"host",
+        b"priority",
         b"x-api-key",
         b"x-custom-labels",
         b"x-data-parallel-rank",
         b"x-goog-api-key",
+        b"x-priority",
         b"x-real-ip",
         b"x-request-id",
     )
@@ -208,7 +210,7 @@ class Client:
         return b"%b?%b" % (path, b"&".join(kept)) if kept and kept != [b""] else path
 
     def present(self) -> Presence:
-        """`with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
+        """`async with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
         return Presence(self._turn)
 
     async def relay(self, reply: Reply, exchange: Exchange) -> None:
@@ -242,12 +244,12 @@ class Presence:
         self._task = turn.task
         self._cancelled = False
 
-    def __enter__(self) -> None:
+    async def __aenter__(self) -> None:
         if self._turn.gone:
             raise ClientGone
         self._turn.on_gone = self._leave
 
-    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         self._turn.on_gone = None
         alone = self._cancelled and self._task is not None and self._task.uncancel() == 0
         if alone and isinstance(exc, asyncio.CancelledError | None):

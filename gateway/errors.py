@@ -43,10 +43,16 @@ REQUEST_TOO_LARGE = _invalid(413, "request_too_large")
 UNSUPPORTED_ENCODING = _invalid(415, "unsupported_encoding")
 HEADERS_TOO_LARGE = _invalid(431, "headers_too_large")
 
+REQUESTS_LIMIT = Refusal(429, "requests", "rate_limit_exceeded", "requests_limit")
+TOKENS_LIMIT = Refusal(429, "tokens", "rate_limit_exceeded", "tokens_limit")
+CONCURRENCY_LIMIT = Refusal(429, "requests", "rate_limit_exceeded", "concurrency_limit")
+REQUEST_EXCEEDS_LIMIT = Refusal(429, "tokens", "request_exceeds_limit", "request_exceeds_limit")
+
 QUEUE_FULL = Refusal(503, "service_unavailable_error", "server_is_overloaded", "queue_full")
 DEADLINE_UNREACHABLE = Refusal(503, "service_unavailable_error", "server_is_overloaded", "deadline_unreachable")
 QUEUE_TIMEOUT = Refusal(503, "service_unavailable_error", "server_is_overloaded", "queue_timeout")
 BUFFERS_FULL = Refusal(503, "service_unavailable_error", "server_is_overloaded", "buffers_full")
+LIMITS_UNAVAILABLE = Refusal(503, "service_unavailable_error", "server_is_overloaded", "limits_unavailable")
 NO_BACKEND = Refusal(503, "service_unavailable_error", "no_backend_available", "no_backend")
 SHUTTING_DOWN = Refusal(503, "service_unavailable_error", "server_shutting_down", "shutting_down")
 

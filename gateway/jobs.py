@@ -51,6 +51,22 @@ class Jobs:
         limit = x.call.max_tokens
         return expected if limit is None else min(expected, limit)
 
+    def reserve(self, x: Exchange, most_tokens: int) -> tuple[int, int]:
+        """Tokens of the prompt, and of the answer as a limit should set them aside: as many as it may have, else the
+        length that nine in ten of the tenant's do not exceed. What nothing is known of must not use up a small limit
+        of `most_tokens`, nor must what is only expected be more than ever fits."""
+        assert x.tenant is not None
+        assert x.call is not None
+        call = x.call
+        prompt_tokens = self._bytes_per_token.tokens(call.label, call.prompt_bytes)
+        if not call.endpoint.generates or call.max_tokens is not None:
+            return prompt_tokens, call.max_tokens or 0
+        tenant = x.tenant.name
+        expected = round(self._lengths.high(tenant, call.label))
+        if not self._lengths.knows(tenant, call.label):
+            expected = min(expected, most_tokens // UNKNOWN_SHARE)
+        return prompt_tokens, max(1, min(expected, most_tokens - prompt_tokens))
+
     def learn(self, x: Exchange, usage: Usage) -> None:
         """What a whole answer has told of its prompt and its length."""
         assert x.tenant is not None
@@ -60,4 +76,5 @@ class Jobs:
             self._lengths.learn(x.tenant.name, x.call.label, usage.output)
 
 
+UNKNOWN_SHARE = 8  # requests at once that a limit lets through before the first answer has told how long they are
 NONE: frozenset[str] = frozenset()

@@ -34,6 +34,7 @@ class Pool:
         self._told_at = 0.0
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
         self._refusal: GatewayError | None = None
 
     def __repr__(self) -> str:
@@ -114,11 +115,12 @@ class Pool:
                 own = decision
             elif waiter is not None and not waiter.done():
                 waiter.set_result(decision)
+        self._set_timer(now)
         return own
 
     def _count_all(self, now: float) -> None:
         """Before a decision: whether the streams of a backend can afford a prefill shows in their tokens."""
-        if now - self._told_at > COUNT_S:
+        if now - self._told_at >= COUNT_S:
             self._told_at = now
             for backend in self.tallies:
                 self._count(backend, now)
@@ -133,13 +135,18 @@ class Pool:
             self.scheduler.streamed(backend, fresh, now)
 
     def _set_timer(self, now: float) -> None:
-        if self._timer is None and self.waiting:
-            deadline = self.scheduler.next_deadline()
-            wait_s = TICK_S if deadline is None else min(TICK_S, max(0.0, deadline - now))
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
+        """Wakes when the scheduler wants to be, or sooner; what has happened may bring that moment forward."""
+        if not self.waiting:
+            return
+        deadline = self.scheduler.next_deadline()
+        wakes_at = now + TICK_S if deadline is None else min(now + TICK_S, max(now, deadline))
+        if self._timer is not None:
+            if self._wakes_at <= wakes_at:
+                return
+            self._timer.cancel()
+        self._wakes_at = wakes_at
+        self._timer = asyncio.get_running_loop().call_later(wakes_at - now, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
-        now = self._clock()
-        self._pump(now)
-        self._set_timer(now)
+        self._pump(self._clock())

@@ -12,6 +12,7 @@ from gateway.client import Client
 from gateway.dispatch import Dispatcher
 from gateway.errors import UpstreamFailed
 from gateway.exchange import Exchange
+from gateway.quota import Quota
 from gateway.upstream import Upstream
 
 
@@ -20,6 +21,7 @@ class Gateway(Protocol):
 
     keys: KeyRing
     catalog: Catalog
+    quota: Quota
     dispatcher: Dispatcher
     upstream: Upstream
 
@@ -29,7 +31,7 @@ async def proxy(gw: Gateway, client: Client, x: Exchange) -> None:
     tenant = gw.keys.identify(client.raw_headers)  # 401
     call = wire.parse(x.endpoint, client.content_type, await client.body(), gw.catalog, tenant)  # 400 404 413
     x.identify(tenant, client.address(call, x.request_id))
-    with client.present():
+    async with client.present(), gw.quota.hold(x):  # 429           | settle
         while True:
             try:
                 async with (

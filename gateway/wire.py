@@ -45,6 +45,7 @@ PRIVILEGED = frozenset(
         "custom_logit_processor",
         "data_parallel_rank",
         "ec_transfer_params",
+        "extra_body",
         "extra_key",
         "kv_transfer_params",
         "logits_processors",

@@ -129,6 +129,9 @@ class _Length:
     samples: int = 0
 
 
+FIRST_P90 = 2.0  # times the first answer: what is seen of one says more than any prior
+
+
 class OutputLengths:
     """How long answers become, per tenant and model; a key that is new leans on its model, a new model on `prior`.
 
@@ -153,6 +156,8 @@ class OutputLengths:
             self._known.move_to_end(key)
             step = max(1.0 - self.KEEP, 1.0 / (length.samples + 1))
             length.mean += step * (output_tokens - length.mean)
+            if not length.samples:
+                length.p90 = FIRST_P90 * output_tokens
             length.p90 *= 1.0 + step * (0.9 if output_tokens > length.p90 else -0.1)
             length.samples += 1
         while len(self._known) > self._capacity:
@@ -164,6 +169,10 @@ class OutputLengths:
         lean = self._prior if whole is None else whole.mean
         own = self._known.get((tenant, model))
         return lean if own is None else (own.mean * own.samples + lean * self.LEAN) / (own.samples + self.LEAN)
+
+    def knows(self, tenant: str, model: str) -> bool:
+        """Whether any answer of this tenant, or of this model, was seen."""
+        return (tenant, model) in self._known or ("", model) in self._known
 
     def high(self, tenant: str, model: str) -> float:
         """The length that nine answers in ten do not exceed, in tokens: what a limit should reserve."""

@@ -12,7 +12,7 @@ from policies.admission import Admission
 from policies.backend import Backend, Slot, Ticket
 from policies.queues import FairShare
 from policies.rules import Rules
-from policies.types import ClassPolicy, Ending, Job, Usage, Wait
+from policies.types import ClassPolicy, Ending, Job, Reason, Usage, Wait
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +63,15 @@ class WaitingRoom:
         if job.deadline is None or not self.rules.refuse:
             return longest
         return min(longest, job.deadline - prefill_s)
+
+    def holds(self, ticket: Ticket) -> bool:
+        """Whether the ticket still waits."""
+        return self.tickets.get(ticket.job.id) is ticket
+
+    def too_late(self, ticket: Ticket, now: float) -> Reason:
+        """Why the ticket may wait no longer."""
+        waited_long = now >= ticket.job.arrived + self.tier(ticket).policy.max_wait_s
+        return Reason.WAITED if waited_long else Reason.DEADLINE
 
     def add(self, ticket: Ticket) -> None:
         """The ticket begins to wait."""
@@ -135,10 +144,11 @@ class WaitingRoom:
         """The ticket goes to a backend, for `cost` tokens of service: its tenant has had them, other classes are owed
         their floors. It may never have waited."""
         own = self.tier(ticket)
+        expected = self._expected(ticket.job)
         if ticket.job.id not in self.tickets:
-            own.queue.serve(ticket, cost)
+            own.queue.serve(ticket, cost, expected)
             return
-        own.queue.charge(ticket, cost)
+        own.queue.charge(ticket, cost, expected)
         own.owed = max(own.owed, 0.0) - cost
         for tier in self.tiers.values():
             if tier.queue.requests:
@@ -155,7 +165,11 @@ class WaitingRoom:
             cost = max(1, usage.prompt - cached) + self.rules.output_weight * usage.output
         else:
             cost = slot.uncached + self.rules.output_weight * slot.output
-        self.tiers[slot.job.class_].queue.settle(slot.job, cost - slot.cost)
+        self.tiers[slot.job.class_].queue.settle(slot.job, cost - slot.cost, self._expected(slot.job))
+
+    def _expected(self, job: Job) -> int:
+        """What is charged for an answer before it has come."""
+        return self.rules.output_weight * job.output_tokens
 
     def ahead(self, ticket: Ticket) -> tuple[int, int]:
         """How many tickets of its class go before this one by their order alone, and the prompt tokens of those and
@@ -184,4 +198,4 @@ class WaitingRoom:
             heapify(self._timers)
 
     def _awake(self, ticket: Ticket, when: float) -> bool:
-        return ticket.wake == when and self.tickets.get(ticket.job.id) is ticket
+        return ticket.wake == when and self.holds(ticket)

@@ -296,17 +296,17 @@ def test_leaving_cancels_what_is_watched_and_nothing_else() -> None:
     """In the block it ends the wait as ClientGone; behind it nothing comes."""
 
     async def waits(client: Client) -> None:
-        with client.present():
+        async with client.present():
             await asyncio.sleep(10)
 
     async def waits_outside(client: Client) -> None:
-        with client.present():
+        async with client.present():
             pass
         await asyncio.sleep(0.02)
 
     async def comes_late(client: Client) -> None:
         await asyncio.sleep(0.02)
-        with client.present():
+        async with client.present():
             raise AssertionError("it is gone")
 
     assert presence(waits) == ["gone"]
