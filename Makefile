@@ -9,7 +9,7 @@ NODE_STAMP := $(NODE)/node_modules/.ready
 PROMETHEUS := .cache/prometheus/usr/bin/prometheus
 ROTEL := .cache/rotel/bin/python
 
-.PHONY: demo test test-observability check fmt bench bench-peers eval replay dashboards node-client lock clean
+.PHONY: demo test test-observability check fmt bench bench-peers chaos soak eval replay dashboards node-client lock clean
 
 demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -40,6 +40,12 @@ bench-peers: $(STAMP)   ## install the peers, each into its own environment unde
 	@$(BIN)/python -m loadtests.peers
 
 node-client: $(if $(shell command -v npm),$(NODE_STAMP))  ## OpenAI's library for Node, where there is a Node
+
+chaos: $(STAMP)         ## faults at random under load, 10 minutes for each of 3 seeds (SECONDS_EACH=60 SEEDS=1)
+	@$(BIN)/python -m loadtests.chaos --seconds $${SECONDS_EACH:-600} --seeds $${SEEDS:-1 2 3}
+
+soak: $(STAMP)          ## one hour at a steady load without faults: nothing may grow
+	@$(BIN)/python -m loadtests.chaos --soak --seconds $${SECONDS_EACH:-3600} --seeds 1
 
 replay: $(STAMP)       ## replay a trace over HTTP through every proxy that is installed (quarter of an hour)
 	@$(BIN)/python -m loadtests.replay

@@ -6,8 +6,12 @@ None of it waits for anything but the event loop.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
+from hashlib import sha256
+from itertools import chain
+from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,43 +19,63 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import wire
+from gateway import assembly, wire
 from gateway.answers import openai_error
-from gateway.auth import KeyRing
-from gateway.catalog import Catalog
 from gateway.dispatch import Dispatcher
-from gateway.errors import INVALID_REQUEST, GatewayError, Refused
+from gateway.errors import INVALID_REQUEST, UNKNOWN_URL, GatewayError, Refused
 from gateway.exchange import Exchange
 from gateway.exposition import content_type, exposed
+from gateway.fleet import Fleet
+from gateway.fleetadmin import change, listed
+from gateway.generation import Generation
+from gateway.ledger import Ledger, as_csv, iso
 from gateway.metrics import Family
+from gateway.overview import overview
+from gateway.problem import document
+from gateway.quota import Quota
+from gateway.reload import Reloader, Report
 from gateway.reply import Clock
+from gateway.units import instant
 from gateway.vitals import Vitals
 
 MAX_BODY = 8 * 2**20  # of a request to be explained
+LAST = 2**40  # seconds: later than anything
 Handler = Callable[[Request], Awaitable[Response]]
 
 _write = msgspec.json.Encoder().encode
 
 
+class Named(msgspec.Struct):
+    """A backend, as a request names it."""
+
+    url: str
+    pool: str | None = None
+
+
 class Subject(Protocol):
     """What is administered."""
 
-    keys: KeyRing
-    catalog: Catalog
+    generation: Generation
     dispatcher: Dispatcher
+    quota: Quota
+    ledger: Ledger
+    fleet: Fleet
     clock: Clock
     vitals: Vitals
+
+    @property
+    def active(self) -> Collection[Exchange]: ...
 
     def not_ready(self) -> str: ...
     def metrics(self) -> Iterable[Family]: ...
 
 
 class Admin:
-    """The routes. Without a token in the configuration, what needs one answers 403."""
+    """The routes. Without a token in the configuration, what needs one answers 403, on loopback too."""
 
-    def __init__(self, subject: Subject, token: str | None) -> None:
+    def __init__(self, subject: Subject, reloader: Reloader) -> None:
         self._subject = subject
-        self._token = token
+        self._reloader = reloader
 
     def application(self) -> Starlette:
         """The ASGI application of the admin port."""
@@ -62,6 +86,12 @@ class Admin:
                 Route("/readyz", self.readyz),
                 Route("/metrics", self.metrics),
                 Route("/admin/explain", self._guarded(self.explain), methods=["POST"]),
+                Route("/admin/tenants", self._guarded(self.tenants)),
+                Route("/admin/backends", self._guarded(self.backends)),
+                Route("/admin/backends/{action}", self._guarded(self.change_backends), methods=["POST"]),
+                Route("/admin/usage", self._guarded(self.usage)),
+                Route("/admin/config", self._guarded(self.config)),
+                Route("/admin/reload", self._guarded(self.reload), methods=["POST"]),
             ],
             exception_handlers={GatewayError: _refused},
         )
@@ -79,7 +109,7 @@ class Admin:
         """For Prometheus, in the format that it asks for."""
         subject, kind = self._subject, content_type(request.headers.get("accept", ""))
         began_at = subject.clock()
-        body = exposed(subject.metrics(), kind)
+        body = exposed(chain(subject.metrics(), self._reloader.metrics()), kind)
         subject.vitals.scraped(subject.clock() - began_at)
         return Response(body, headers={"content-type": kind})
 
@@ -89,7 +119,7 @@ class Admin:
         subject = self._subject
         path = request.query_params.get("path", "/v1/chat/completions")
         endpoint = wire.ENDPOINTS.get(path)
-        tenant = subject.keys.tenant(request.query_params.get("tenant", "anonymous"))
+        tenant = subject.generation.keys.tenant(request.query_params.get("tenant", "anonymous"))
         if endpoint is None or tenant is None:
             what = f"path {path!r}" if endpoint is None else "tenant: name one that has a key, ?tenant=NAME"
             raise Refused(INVALID_REQUEST, f"There is no such {what}.")
@@ -97,22 +127,93 @@ class Admin:
             raise Refused(INVALID_REQUEST, f"Only requests up to {MAX_BODY} bytes are explained.")
         body, kind = await request.body(), request.headers.get("content-type", "").encode()
         x = Exchange("explained", subject.clock(), endpoint)
-        x.identify(tenant, wire.parse(endpoint, kind, body, subject.catalog, tenant))
+        x.identify(tenant, wire.parse(endpoint, kind, body, subject.generation.catalog, tenant))
         assert x.call is not None
         told = {"pool": x.call.pool, "model": x.call.label, "class": x.class_, "prompt_bytes": x.call.prompt_bytes}
         answer = _write({**told, "decision": subject.dispatcher.explain(x)})
         return Response(answer, media_type="application/json")
 
+    async def tenants(self, _: Request) -> Response:
+        """`GET /admin/tenants`: what each may use, and what it uses of it now."""
+        subject = self._subject
+        return _json({"tenants": overview(subject.generation, subject.quota, subject.active, time.time())})
+
+    async def backends(self, _: Request) -> Response:
+        """`GET /admin/backends`: what each is now and why, and what its engine says."""
+        return _json({"backends": listed(self._subject.fleet, self._subject.clock())})
+
+    async def change_backends(self, request: Request) -> Response:
+        """`POST /admin/backends/add|remove|drain|undrain` with `{"url": URL, "pool": NAME}`."""
+        subject, action = self._subject, request.path_params["action"]
+        if action not in ("add", "remove", "drain", "undrain"):
+            raise Refused(UNKNOWN_URL, f"A backend can be added, removed, drained or undrained, not {action!r}.")
+        try:
+            told = msgspec.json.decode(await request.body(), type=Named)
+        except msgspec.DecodeError as error:
+            raise Refused(INVALID_REQUEST, f"The body names a backend: {error}.") from error
+        make = partial(assembly.backend, subject.generation.settings)
+        return _json(change(subject.fleet, action, told.pool, told.url, make, subject.clock()))
+
+    async def usage(self, request: Request) -> Response:
+        """`GET /admin/usage[?from=TIME][&to=TIME][&by=hour][&format=csv]`: what tenants used of which models, in whole
+        hours, and what it cost."""
+        asked, ledger = request.query_params, self._subject.ledger
+        begin, end = _moment(asked.get("from"), "from", 0.0), _moment(asked.get("to"), "to", float(LAST))
+        hourly = asked.get("by") == "hour"
+        rows = ledger.rows(begin, end, hourly=hourly)
+        if asked.get("format") == "csv" or "text/csv" in request.headers.get("accept", ""):
+            return Response(as_csv(rows, hourly=hourly), media_type="text/csv")
+        return _json({"since": iso(ledger.since), "rows": rows})
+
+    async def config(self, _: Request) -> Response:
+        """`GET /admin/config`: what holds, and what came of the last attempt to change it. Secrets are references."""
+        settings = self._subject.generation.settings.model_dump(mode="json", exclude_none=True)
+        return _json(_outcome(self._reloader.last) | {"configuration": settings})
+
+    async def reload(self, _: Request) -> Response:
+        """`POST /admin/reload`: read the file now. 422, and everything as it was, if it is bad."""
+        report = await self._reloader.reload("admin")
+        return _json(_outcome(report), 422 if report.problems else 200)
+
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
-            if self._token is None:
+            token = self._subject.generation.settings.server.admin_token
+            if token is None:
                 return _told(403, "server.admin_token is not configured, so there is no way in here.")
             scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(sent.strip().encode(), self._token.encode()):
+            # Digests are of one length: the time says nothing of the token's.
+            right, given = (sha256(text.encode()).digest() for text in (token.reveal(), sent.strip()))
+            if scheme.lower() != "bearer" or not hmac.compare_digest(right, given):
                 return _told(401, "The admin token is missing or wrong: send Authorization: Bearer TOKEN.")
             return await handler(request)
 
         return guarded
+
+
+def _outcome(report: Report) -> dict[str, Any]:
+    return {
+        "generation": report.generation,
+        "result": report.result,
+        "cause": report.cause,
+        "at": iso(report.at),
+        "changes": report.changes,
+        "restart_needed": report.restart,
+        "problems": [document(problem) for problem in report.problems],
+    }
+
+
+def _moment(text: str | None, name: str, default: float) -> float:
+    """Seconds since the epoch. Raises Refused."""
+    if text is None:
+        return default
+    try:
+        return float(text) if text.isdigit() else instant(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise Refused(INVALID_REQUEST, f"{name}: {error}", param=name) from error
+
+
+def _json(told: object, status: int = 200) -> Response:
+    return Response(_write(told), status, media_type="application/json")
 
 
 async def _refused(_: Request, error: Exception) -> Response:

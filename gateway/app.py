@@ -32,7 +32,9 @@ from gateway.errors import (
     Unavailable,
 )
 from gateway.exchange import Dialect, Exchange, Header
+from gateway.fleet import Fleet
 from gateway.jobs import Jobs
+from gateway.ledger import Ledger
 from gateway.metrics import Family, Gauge
 from gateway.models import Models
 from gateway.proxy import proxy
@@ -44,6 +46,7 @@ from gateway.vitals import Vitals
 from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
+TIDY_S = 1.0  # how often it is looked whether a pool that was taken out is done
 SHOWN = 200  # characters of a path that are told back
 EXPOSED = (
     b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry, "
@@ -61,54 +64,114 @@ class Gateway:
         self, settings: Config, log: Callable[[bytes], None], also: Callable[[], Iterable[Family]] = tuple
     ) -> None:
         """`log` takes the lines of requests; `also` yields the metrics of what lies around the gateway."""
-        self.settings = settings
         self._also = also
         self.clock = time.monotonic
-        self.catalog = assembly.catalog(settings, int(time.time()))
-        self.keys = assembly.key_ring(settings, time.time)
-        pools = assembly.pools(settings, self.clock, Random())  # noqa: S311 (ties and jitter)
         jobs = Jobs(assembly.seeds(settings))
-        self.dispatcher = Dispatcher(pools, jobs, self.clock)
+        self.dispatcher = Dispatcher(jobs, self.clock)
         self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
+        self.fleet = Fleet(
+            self.dispatcher.pools,
+            self.upstream,
+            self.clock,
+            Random(),  # noqa: S311 (jitter)
+            log,
+            time.time,
+        )
         self.tracer = assembly.tracer(settings, Random())  # noqa: S311 (ids need not be secret)
         self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
-        self.telemetry.configure(settings, generation=1)
+        self.telemetry.configure(settings)
         self.vitals = Vitals(self.clock, time.time)
+        self.vitals.on_strain = self._strained
+        self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
+        self.leaving = False
         self.draining = False
         self.active: set[Exchange] = set()
         self.request_ids = (f"req_{prefix}{number:08x}" for prefix in [token_hex(8)] for number in count(1))
-        self.origins = frozenset(origin.encode() for origin in settings.server.cors)
+        self._rng = Random()  # noqa: S311 (ties and jitter)
+        self._created = int(time.time())
+        self._used: dict[bytes, float] = {}  # keys
+        self._leaving: dict[str, int] = {}  # pools, each with the first generation that knows nothing of it
+        self._tidying: asyncio.TimerHandle | None = None
+        self.generation = assembly.generation(1, settings, self._created, self._used)
+        assembly.fit(self.dispatcher.pools, settings, self.clock, self._rng)
 
     def __repr__(self) -> str:
         return f"<Gateway {len(self.active)} requests, {self.upstream!r}>"
 
     async def __aenter__(self) -> Gateway:
         await self.upstream.__aenter__()
+        await self.quota.__aenter__()
         await self.vitals.__aenter__()
         if self.tracer is not None:
             await self.tracer.__aenter__()
-        await self.quota.__aenter__()
+        await self.fleet.__aenter__()
+        self._plan(self.settings)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
+        await self.fleet.__aexit__(*exc)
         self.dispatcher.close()
-        await self.quota.__aexit__(*exc)
         await self.vitals.__aexit__(*exc)
         if self.tracer is not None:
             await self.tracer.__aexit__(*exc)
+        await self.quota.__aexit__(*exc)
         await self.upstream.__aexit__(*exc)
+
+    @property
+    def settings(self) -> Config:
+        """The configuration that holds now."""
+        return self.generation.settings
+
+    def apply(self, settings: Config) -> None:
+        """What begins from now on is judged by `settings`. Whatever is under way keeps its place: running answers,
+        queues, what was learned, connections. A pool that is not named any more serves those who began before."""
+        before = self.generation
+        now = assembly.generation(before.number + 1, settings, self._created, self._used)
+        pools = self.dispatcher.pools
+        assembly.fit(pools, settings, self.clock, self._rng)
+        self.dispatcher.jobs.reseed(assembly.seeds(settings))
+        self.quota.apply(assembly.limits(settings))
+        self.telemetry.configure(settings)
+        self.buffers.budget = settings.server.max_buffered
+        self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
+        self.generation = now
+        self._plan(settings)
+        if self._tidying is None:
+            self._tidy()
+
+    def _plan(self, settings: Config) -> None:
+        self.fleet.plan(assembly.plans(settings), assembly.found(settings), assembly.searches(settings, self._rng))
+
+    def _tidy(self) -> None:
+        """Pools go when everybody has left who began while a configuration named them."""
+        oldest = min((x.generation for x in self.active), default=self.generation.number)
+        gone = [name for name, number in self._leaving.items() if number <= oldest]
+        self.upstream.forget(self.dispatcher.drop(gone))
+        for name in gone:
+            del self._leaving[name]
+        self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy) if self._leaving else None
+
+    def _strained(self, strained: bool) -> None:
+        """The event loop is too slow for all that is asked: work that nobody watches is refused first."""
+        classes = self.settings.classes if strained else {}
+        self.dispatcher.shed = frozenset(name for name, told in classes.items() if told.ceiling < 1.0)
 
     def not_ready(self) -> str:
         """Why no request should be sent here; empty when all is well."""
-        return "draining" if self.draining else ""
+        return "draining" if self.leaving or self.draining else ""
 
     def metrics(self) -> Iterator[Family]:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
         yield from self.telemetry.metrics(self.dispatcher.alive())
         yield from self.dispatcher.metrics()
+        yield from self.dispatcher.costs()
+        yield from self.ledger.metrics()
         yield from self.quota.metrics()
+        yield from self.fleet.metrics()
         if self.tracer is not None:
             yield from self.tracer.metrics()
         yield from self.upstream.metrics()
@@ -124,6 +187,10 @@ class Gateway:
         while self.active:  # noqa: ASYNC110 (an event would cost every request a little, for one drain in a life)
             await asyncio.sleep(0.02)
 
+    def leave(self) -> None:
+        """Nobody should come here any more. Who does is served, and told to come by another connection next time."""
+        self.leaving = True
+
     def stop_queueing(self) -> None:
         """From now on no request is taken, and those that wait are refused. Running ones go on."""
         self.draining = True
@@ -135,8 +202,9 @@ class Gateway:
 
     async def infer(self, turn: Turn) -> None:
         """One request of the path: whatever happens to it, it is answered, settled and recorded once."""
-        x = Exchange(next(self.request_ids), self.clock(), turn.endpoint)
-        client = Client(turn, buffers=self.buffers, max_body=self.settings.server.max_body, clock=self.clock)
+        began = self.generation
+        x = Exchange(next(self.request_ids), self.clock(), turn.endpoint, generation=began.number)
+        client = Client(turn, buffers=self.buffers, max_body=began.settings.server.max_body, clock=self.clock)
         error: GatewayError | None = None
         self.active.add(x)
         try:
@@ -158,6 +226,7 @@ class Gateway:
             x.end(self.clock(), error)
             self.active.discard(x)
             self.telemetry.record(x)
+            self.ledger.record(x)
             x.let_go()
 
     def _greet(self, client: Client, x: Exchange) -> None:
@@ -166,7 +235,10 @@ class Gateway:
             x.request_id = sent_id.decode()
         if self.tracer is not None:
             x.trace = self.tracer.begin(*client.trace_context())
-        if self.origins and (origin := client.headers.get(b"origin")) and not self.origins.isdisjoint((origin, b"*")):
+        if self.leaving:
+            client.say_goodbye()
+        origins = self.generation.origins
+        if origins and (origin := client.headers.get(b"origin")) and not origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)
         if self.draining:
             raise shutting_down()
@@ -209,11 +281,16 @@ def api(gateway: Gateway) -> Any:
         headers += [*more, (b"x-request-id", request_id.encode())]
         return Response(body, status, {name.decode(): value.decode() for name, value in headers})
 
-    rest: Any = Starlette(
-        routes=Models(gateway.catalog, gateway.keys, gateway.request_ids).routes(),
+    rest = Starlette(
+        routes=Models(gateway).routes(),
         exception_handlers={404: refused, 405: refused, GatewayError: refused},
     )
-    if gateway.origins:
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         allowed, exposed = gateway.settings.server.cors, EXPOSED.decode().split(", ")
-        rest = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
-    return rest
+        called: Any = rest
+        if allowed:
+            called = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
+        await called(scope, receive, send)
+
+    return application

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import time
 from collections.abc import Iterable
+from functools import partial
 from random import Random
 from secrets import token_hex
 from urllib.parse import urlsplit
@@ -14,21 +16,39 @@ from gateway import schema
 from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
 from gateway.catalog import ANY, Catalog, Model, Tenant
+from gateway.discovery import ACCOUNT, Cluster, Dns, Kubernetes, Source
+from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
+from gateway.poolschema import Discovery
 from gateway.reply import Clock
+from gateway.roster import Search
 from gateway.sharedstore import SharedStore
+from gateway.signals import vocabularies
 from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
+from gateway.watch import Plan
+from policies.health import HealthRules
 from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
-from policies.types import BATCH, BackendView, ClassPolicy
+from policies.types import BATCH, ClassPolicy
 
 ANONYMOUS = "anonymous"
 UNKEYED = b"headrace"
+
+
+def generation(number: int, settings: schema.Config, created: int, used: dict[bytes, float]) -> Generation:
+    """What requests are judged by under this configuration. `used` is what key rings know of earlier use."""
+    return Generation(
+        number,
+        settings,
+        key_ring(settings, time.time, used),
+        catalog(settings, created),
+        frozenset(origin.encode() for origin in settings.server.cors),
+    )
 
 
 def catalog(settings: schema.Config, created: int) -> Catalog:
@@ -41,6 +61,7 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
                 model.upstream_name or (None if name == ANY else name),
                 tuple(model.aliases),
                 takes_salt=settings.pools[model.pool].isolates,
+                fallback=tuple(model.fallback),
             )
             for name, model in settings.models.items()
         ),
@@ -48,11 +69,11 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
     )
 
 
-def key_ring(settings: schema.Config, wall_clock: Clock) -> KeyRing:
+def key_ring(settings: schema.Config, wall_clock: Clock, used: dict[bytes, float]) -> KeyRing:
     """The keys of all tenants; the configuration guarantees that there is an anonymous one on loopback only."""
     if not settings.tenants:
         return KeyRing([], Tenant(ANONYMOUS, classes=tuple(settings.classes)), wall_clock)
-    return KeyRing(_keys(settings), None, wall_clock)
+    return KeyRing(_keys(settings), None, wall_clock, used)
 
 
 def _keys(settings: schema.Config) -> Iterable[Key]:
@@ -67,24 +88,12 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             trust_group=group,
             salt=salt(secret, group) if secret else "",
             operator=told.operator,
+            residency=tuple(told.residency),
             content=told.content,
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None
             yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
-
-
-def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
-    """None where the configuration names no collector."""
-    told = settings.telemetry
-    if told.otlp is None:
-        return None
-    resource = {
-        "service.name": "headrace",
-        "service.version": installed_version(),
-        "service.instance.id": f"{socket.gethostname()}:{settings.server.listen.port}:{os.getpid()}",
-    }
-    return Tracer(Collector(told.otlp.reveal(), resource), told.sample, rng)
 
 
 def limits(settings: schema.Config) -> dict[str, list[Limit]]:
@@ -121,6 +130,19 @@ def store(settings: schema.Config, clock: Clock) -> Store:
     return SharedStore(url, told.on_failure, clock_us, replica=token_hex(8), replicas=told.replicas)
 
 
+def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
+    """None where the configuration names no collector."""
+    told = settings.telemetry
+    if told.otlp is None:
+        return None
+    resource = {
+        "service.name": "headrace",
+        "service.version": installed_version(),
+        "service.instance.id": f"{socket.gethostname()}:{settings.server.listen.port}:{os.getpid()}",
+    }
+    return Tracer(Collector(told.otlp.reveal(), resource), told.sample, rng)
+
+
 def seeds(settings: schema.Config) -> Seeds:
     """Keyed by the configured secret. Without one there is nobody to keep apart, and replicas and restarts must still
     agree on whose favourite a prompt is."""
@@ -132,15 +154,29 @@ def _secret(settings: schema.Config) -> bytes:
     return secret.reveal().encode() if secret is not None else b""
 
 
-def pools(settings: schema.Config, clock: Clock, rng: Random) -> Iterable[Pool]:
-    """Every pool with its backends, all taken to be open."""
-    classes = [_class(name, told) for name, told in settings.classes.items()]
+def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Random) -> None:
+    """Make the pools what the configuration says: those that it names are changed, or made with their backends; others
+    stay as they are. Which backends a pool has later is the fleet's to say."""
+    classes = [_class(label, told) for label, told in settings.classes.items()]
     for name, told in settings.pools.items():
-        scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
-        views = [BackendView(each.url, concurrency=each.concurrency, speed=each.speed) for each in told.backends]
-        scheduler.observe(views, clock())
-        retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
-        yield Pool(name, [_backend(name, each.url, told) for each in told.backends], scheduler, retries, clock)
+        pool = pools.get(name)
+        if pool is None:
+            scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
+            retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
+            pool = pools[name] = Pool(name, (), scheduler, retries, clock)
+            _judging(pool, settings, told)
+            pool.observe(backends(name, told))
+        else:
+            pool.configure(told.routing, classes, retries=told.retries.attempts, share=told.retries.budget)
+            _judging(pool, settings, told)
+
+
+def _judging(pool: Pool, settings: schema.Config, told: schema.Pool) -> None:
+    """How the pool judges its backends from now on."""
+    rules = told.health
+    pool.health.rules = HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject)
+    pool.probed = rules.interval > 0
+    pool.eligible.want(_wanted(settings, pool.name))
 
 
 def _rules(settings: schema.Config, pool: str) -> Rules:
@@ -164,17 +200,81 @@ def _class(name: str, told: schema.Class) -> ClassPolicy:
     )
 
 
-def _backend(pool: str, url: str, told: schema.Pool) -> Backend:
-    parts = urlsplit(url)
+def _wanted(settings: schema.Config, pool: str) -> dict[str, str]:
+    """By label, what the backends of a pool call its models; those that clients name as they like are not known."""
+    return {
+        name: told.upstream_name or name for name, told in settings.models.items() if pool in told.pools and name != ANY
+    }
+
+
+def found(settings: schema.Config) -> dict[str, list[Backend]]:
+    """The backends of each pool that names them itself."""
+    return {name: backends(name, told) for name, told in settings.pools.items() if told.discovery is None}
+
+
+def plans(settings: schema.Config) -> dict[str, Plan]:
+    """How the backends of each pool are watched."""
+    known = vocabularies()
+    return {
+        name: Plan(
+            told.health_path,
+            told.health.interval,
+            told.signals.interval,
+            known.get(told.engine),
+            told.signals.path or "",
+            guessed=told.health.path is None,
+            strict=told.engine not in (schema.Engine.LLAMACPP, schema.Engine.TGI),
+        )
+        for name, told in settings.pools.items()
+    }
+
+
+def backends(pool: str, told: schema.Pool) -> list[Backend]:
+    """The backends that a pool names."""
+    tls = ssl.create_default_context() if any(each.url.startswith("https:") for each in told.backends) else None
+    return [_backend(pool, each, told, tls) for each in told.backends]
+
+
+def backend(settings: schema.Config, pool: str, url: str) -> Backend:
+    """A backend of a pool that its configuration does not name."""
+    return next(iter(backends(pool, settings.pools[pool].model_copy(update={"backends": (schema.Backend(url=url),)}))))
+
+
+def searches(settings: schema.Config, rng: Random) -> dict[str, Search]:
+    """Where the pools that do not name their backends look for them. Raises OSError where it cannot be asked at all."""
+    found = {}
+    for name, told in settings.pools.items():
+        if told.discovery is not None:
+            found[name] = Search(_source(told.discovery, rng), partial(backend, settings, name), told.discovery)
+    return found
+
+
+def _source(told: Discovery, rng: Random) -> Source:
+    if told.dns is not None:
+        host, _, port = told.dns.rpartition(":")
+        return Dns(host, int(port))
+    assert told.kubernetes is not None
+    known = told.kubernetes
+    namespace = known.namespace or (ACCOUNT / "namespace").read_text().strip()
+    return Kubernetes(Cluster.inside(), namespace, known.service, known.port, rng)
+
+
+def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLContext | None) -> Backend:
+    parts = urlsplit(each.url)
     clocks = told.timeouts
     return Backend(
-        name=url,
+        name=each.url,
         pool=pool,
         host=parts.hostname or "",
         port=parts.port or (443 if parts.scheme == "https" else 80),
         host_header=parts.netloc.encode(),
         prefix=parts.path.rstrip("/").encode(),
-        tls=ssl.create_default_context() if parts.scheme == "https" else None,
+        tls=tls if parts.scheme == "https" else None,
         authorization=b"Bearer " + told.api_key.reveal().encode() if told.api_key else None,
         timeouts=Timeouts(clocks.connect, clocks.headers, clocks.first_token, clocks.idle, clocks.total),
+        concurrency=each.concurrency,
+        speed=each.speed,
+        region=each.region,
+        cost_per_hour=each.cost_per_hour,
+        bounds_itself="concurrency" not in each.model_fields_set,
     )

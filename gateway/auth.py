@@ -26,14 +26,26 @@ class Key:
     tenant: Tenant
     expires: float | None = None
 
+    def expired(self, now: float) -> bool:
+        """Whether it is good for nothing any more."""
+        return self.expires is not None and now >= self.expires
+
 
 class KeyRing:
-    """All keys. With none at all everybody is the `anonymous` tenant; the configuration allows that on loopback."""
+    """All keys. With none at all everybody is the `anonymous` tenant; the configuration allows that on loopback. When a
+    key was last good for something is kept in `used`, by digest: rings that follow each other share it."""
 
-    def __init__(self, keys: Iterable[Key], anonymous: Tenant | None, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        keys: Iterable[Key],
+        anonymous: Tenant | None,
+        wall_clock: Callable[[], float],
+        used: dict[bytes, float] | None = None,
+    ) -> None:
         self._keys = {key.digest: key for key in keys}
         self._anonymous = anonymous
         self._wall_clock = wall_clock
+        self._used = {} if used is None else used
 
     def identify(self, headers: Sequence[Header]) -> Tenant:
         """Raises Refused unless exactly one valid key was sent, be it in several headers, but in each once."""
@@ -45,8 +57,11 @@ class KeyRing:
             # The table is searched by digest: how long that takes says nothing about any key.
             digest = sha256(credential).digest()
             key = self._keys.get(digest)
-            if key is not None and hmac.compare_digest(key.digest, digest) and not self._expired(key):
-                return key.tenant
+            if key is not None and hmac.compare_digest(key.digest, digest):
+                now = self._wall_clock()
+                if not key.expired(now):
+                    self._used[digest] = now
+                    return key.tenant
         raise Refused(INVALID_API_KEY, REFUSED)
 
     def tenant(self, name: str) -> Tenant | None:
@@ -55,8 +70,9 @@ class KeyRing:
             return self._anonymous if name == self._anonymous.name else None
         return next((key.tenant for key in self._keys.values() if key.tenant.name == name), None)
 
-    def _expired(self, key: Key) -> bool:
-        return key.expires is not None and self._wall_clock() >= key.expires
+    def keys(self, tenant: str) -> list[tuple[Key, float | None]]:
+        """A tenant's keys, each with when it was last used (seconds since the epoch), if it was since the start."""
+        return [(key, self._used.get(key.digest)) for key in self._keys.values() if key.tenant.name == tenant]
 
 
 def _agree(sent: Sequence[Header]) -> bool:

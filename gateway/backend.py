@@ -26,7 +26,12 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backend:
-    """One server of a pool. `name` is its URL as configured, free of credentials: the label of its metrics."""
+    """One server of a pool. `name` is its URL as configured, free of credentials: the label of its metrics.
+
+    `concurrency` is the most requests that it may run; one that `bounds_itself` takes fewer where its engine tells how
+    much memory it has. `speed` is its prefill speed relative to the pool's others, `region` where it stands,
+    `cost_per_hour` its price in the operator's currency.
+    """
 
     name: str
     pool: str
@@ -37,3 +42,8 @@ class Backend:
     tls: ssl.SSLContext | None = None
     authorization: bytes | None = field(default=None, repr=False)
     timeouts: Timeouts = Timeouts()
+    concurrency: int = 1024
+    bounds_itself: bool = False
+    speed: float = 1.0
+    region: str | None = None
+    cost_per_hour: float = 0.0

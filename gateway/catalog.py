@@ -15,7 +15,8 @@ class Tenant:
     """Who pays. `models` are names of models or shell globs over them; `classes` the service classes it may use, the
     first being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
     group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went;
-    the prompts of one with `content` stand in traces."""
+    the prompts of one with `content` stand in traces. `residency` are the regions whose backends may see its prompts;
+    empty: any backend may."""
 
     name: str
     models: tuple[str, ...] = (ANY,)
@@ -24,6 +25,7 @@ class Tenant:
     trust_group: str = ""
     salt: str = ""
     operator: bool = False
+    residency: tuple[str, ...] = ()
     content: bool = False
 
     def may_use(self, model: str) -> bool:
@@ -35,7 +37,7 @@ class Tenant:
 class Model:
     """A name that clients use. `upstream_name` is what the backends call it; None forwards the client's word.
     `counts_usage`: whether the backends understand `stream_options.include_usage`; `takes_salt`: whether they keep
-    caches apart by `cache_salt`."""
+    caches apart by `cache_salt`. `fallback`: the pools to ask when its own cannot serve it."""
 
     name: str
     pool: str
@@ -43,6 +45,7 @@ class Model:
     aliases: tuple[str, ...] = ()
     counts_usage: bool = True
     takes_salt: bool = False
+    fallback: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

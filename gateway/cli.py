@@ -1,24 +1,25 @@
-"""The command line: `headrace serve | check | keys`, and `demo | emulate | logs` from their own modules."""
+"""The command line: `headrace serve | check`, and the commands that have modules of their own."""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from functools import partial
 from pathlib import Path
 
 import click
 import uvloop
-import yaml
 
 from gateway import config
-from gateway.auth import new_key
+from gateway.backends import backends
 from gateway.demo import demo
+from gateway.descriptors import NoRoom
 from gateway.emulate import emulate
+from gateway.given import given
+from gateway.keys import keys
 from gateway.logview import logs
-from gateway.problem import dotted
 from gateway.serve import serve as serve_gateway
+from gateway.tenants import tenants
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -40,6 +41,9 @@ def main() -> None:
 
 main.add_command(demo)
 main.add_command(emulate)
+main.add_command(backends)
+main.add_command(keys)
+main.add_command(tenants)
 main.add_command(logs)
 
 
@@ -58,17 +62,20 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
     headrace serve --backend http://127.0.0.1:8001 --listen '[::1]:8080' --admin '[::1]:9090'
 
     Without a file any model name is forwarded and everybody on this machine is one tenant. SIGTERM drains: running
-    answers may finish, new requests are refused. Exit codes: 0 done, 2 bad usage or configuration, 1 anything else.
+    answers may finish, new requests are refused. SIGHUP, or a changed file, is read at once and taken if it is good.
+    Exit codes: 0 done, 2 bad usage or configuration, 1 anything else.
     """
     if (path is None) == (not backends):
         raise click.UsageError("Give either a file (-c headrace.yaml) or backends (--backend URL).")
     if path is not None and (listen or admin):
         raise click.UsageError("With a file, the addresses stand in it: server.listen and server.admin.")
-    settings = _loaded(path) if path else _opened(backends, listen or "127.0.0.1:8080", admin or "127.0.0.1:9090")
+    settings = given(path) if path else _opened(backends, listen or "127.0.0.1:8080", admin or "127.0.0.1:9090")
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("headrace").setLevel(logging.WARNING)  # of other libraries only errors
+    logging.getLogger("headrace").setLevel(logging.INFO)  # of other libraries only errors
     try:
-        uvloop.run(serve_gateway(settings, ready=partial(_announce, as_json)))
+        uvloop.run(serve_gateway(settings, path, ready=partial(_announce, as_json)))
+    except NoRoom as error:
+        raise click.ClickException(str(error)) from error
     except OSError as error:
         other = "server.listen or server.admin in the file" if path else "--listen or --admin"
         raise click.ClickException(f"{error.strerror or error}; choose another address: {other}.") from error
@@ -78,22 +85,6 @@ def _announce(as_json: bool, api_url: str, admin_url: str) -> None:
     if as_json:
         click.echo(json.dumps({"api": api_url, "admin": admin_url}))
     click.echo(f"headrace serves {api_url}/v1 (health and metrics: {admin_url})", err=True)
-
-
-def _loaded(path: Path, as_json: bool = False) -> config.Config:
-    try:
-        return config.load(path)
-    except config.ConfigError as error:
-        if as_json:
-            click.echo(json.dumps({"problems": [_document(problem) for problem in error.problems]}))
-        else:
-            click.echo(str(error), err=True)
-        sys.exit(2)
-
-
-def _document(problem: config.Problem) -> dict[str, str | int | None]:
-    place = {"file": problem.source, "line": problem.line, "column": problem.column}
-    return place | {"key": dotted(problem.loc), "message": problem.message}
 
 
 def _opened(backends: tuple[str, ...], listen: str, admin: str) -> config.Config:
@@ -120,39 +111,14 @@ def check(path: Path, diff: Path | None, as_json: bool) -> None:
     Secrets are shown as their references. Exit code 2 if the file cannot serve, with every problem as
     file:line:column, key, and what to do.
     """
-    settings = _loaded(path, as_json)
+    settings = given(path, as_json)
     if diff is not None:
-        lines = config.changes(_loaded(diff, as_json), settings)
+        lines = config.changes(given(diff, as_json), settings)
         click.echo(json.dumps({"changes": lines}) if as_json else "\n".join(lines) or "no difference")
     elif as_json:
         click.echo(json.dumps(settings.model_dump(mode="json", exclude_none=True), ensure_ascii=False))
     else:
         click.echo(config.effective(settings), nl=False)
-
-
-@main.group()
-def keys() -> None:
-    """Make API keys."""
-
-
-@keys.command("new")
-@click.argument("tenant", default="my-tenant")
-@click.option("--json", "as_json", is_flag=True, help="The key and its hash as one JSON object.")
-def new(tenant: str, as_json: bool) -> None:
-    """Make a key for a tenant.
-
-    The key is shown this once; the configuration gets its hash only.
-
-    \b
-    headrace keys new acme
-    headrace keys new acme --json | jq -r .key
-    """
-    key, digest = new_key()
-    if as_json:
-        click.echo(json.dumps({"tenant": tenant, "key": key, "sha256": digest}))
-        return
-    entry = yaml.safe_dump({"tenants": {tenant: {"keys": [{"id": f"{tenant}-1", "sha256": digest}]}}}, sort_keys=False)
-    click.echo(f"key, for the client, shown only now:  {key}\n\nfor headrace.yaml:\n{entry}", nl=False)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,7 @@ class Client:
         call.target = self._target() if self._turn.query else self._turn.endpoint.target
         call.class_ = self.headers.get(b"x-headrace-class", b"").decode("latin-1")
         call.deadline_s = self._patience_s()
+        call.again = self.headers.get(b"x-stainless-retry-count", b"0") != b"0"
         return call
 
     def _patience_s(self) -> float | None:
@@ -217,6 +218,10 @@ class Client:
         """The backend's answer goes to the client. Raises UpstreamFailed; in phase STREAMING it has been told."""
         await Relay(reply, self._turn, exchange, self._clock).run()
 
+    def say_goodbye(self) -> None:
+        """The connection closes behind the answer."""
+        self._turn.keep_alive = False
+
     def refuse(self, error: GatewayError, exchange: Exchange) -> None:
         """Tell the client why there is no answer. One that has begun and cannot end as it should is cut off."""
         if exchange.status and not self._turn.response_complete:
@@ -226,6 +231,10 @@ class Client:
         answer = error.answer if isinstance(error, UpstreamFailed) else None
         if answer is None:
             answer = Answer(*answers.refusal(error, exchange.endpoint.dialect, exchange.request_id))
+        elif error.retry is not None:  # the backend's own words, and ours on what to do about them
+            told = [header for header in answer.headers if header[0] != b"x-should-retry"]
+            retry = (b"x-should-retry", b"true" if error.retry else b"false")
+            answer = answer._replace(headers=[*told, retry])
         send(answer, self._turn, exchange)
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
+from math import isfinite
 
+from gateway.backend import Backend
+from gateway.blame import found, rest_s, suspected
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
+    GATEWAY_BUSY,
     NO_BACKEND,
     QUEUE_FULL,
     QUEUE_TIMEOUT,
@@ -19,10 +23,12 @@ from gateway.errors import (
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
-from gateway.metrics import Family, Gauge
-from gateway.pool import Pool
+from gateway.metrics import Counter, Family, Gauge
+from gateway.pool import Placed, Pool
 from gateway.reply import Clock
-from policies.types import Dispatch, Drop, Ending, Explanation, Reason, Statistics
+from policies.health import Found
+from policies.shares import TimeShare
+from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics, Usage
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full"),
@@ -35,11 +41,13 @@ REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
 class Dispatcher:
     """All pools."""
 
-    def __init__(self, pools: Iterable[Pool], jobs: Jobs, clock: Clock) -> None:
-        self.pools = {pool.name: pool for pool in pools}
+    def __init__(self, jobs: Jobs, clock: Clock) -> None:
+        self.pools: dict[str, Pool] = {}
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
+        self.shed: frozenset[str] = frozenset()  # classes that are refused now
+        self.fallbacks = Counter("headrace_fallbacks_total", "Requests handed on to another pool.", "pool", "to")
 
     def __repr__(self) -> str:
         return f"<Dispatcher {list(self.pools.values())}>"
@@ -48,25 +56,53 @@ class Dispatcher:
         """`async with dispatcher.slot(x) as attempt`: entered when a backend is free for it, left when the place is
         given back. Raises Unavailable."""
         assert x.call is not None
-        return Slot(self.pools[x.call.pool], self.jobs, x, next(self._ids), self._clock)
+        if x.class_ in self.shed and not x.attempts:
+            raise Unavailable(GATEWAY_BUSY, "The gateway is overloaded: urgent work goes first.", retry_after=2.0)
+        return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
     def explain(self, x: Exchange) -> Explanation:
         """Where the request would go now, or why it would not. Nothing is changed."""
         assert x.call is not None
-        return self.pools[x.call.pool].explain(self.jobs.job(x, 0))
+        pool = self.pools[x.call.pool]
+        return pool.explain(self.job(pool, x, 0))
+
+    def job(self, pool: Pool, x: Exchange, number: int) -> Job:
+        """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may, and
+        where its model is served."""
+        job = self.jobs.job(x, number)
+        job.candidates = pool.usable(x)
+        return job
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
         """Seconds until the request may try another backend; None where it may not. After a try in vain the client's
         own library is told not to try again either: its retries would multiply ours."""
         assert x.call is not None
         pool = self.pools[x.call.pool]
-        tried = {attempt.backend.name for attempt in x.attempts}
         pause = None
-        if failure.replayable and failure.phase is not Phase.STREAMING and not tried.issuperset(pool.backends):
+        replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
+        if replayable and failure.phase is not Phase.STREAMING and (pool.untried(x) or x.call.fallback):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
+
+    def hand_on(self, x: Exchange) -> Pool | None:
+        """The next pool that may serve the request, which is its pool from now on; None: there is none."""
+        assert x.call is not None
+        if not x.call.fallback or x.call.fallback[0] not in self.pools:
+            return None
+        before = x.call.pool
+        x.call.pool, *rest = x.call.fallback
+        x.call.fallback = tuple(rest)
+        self.fallbacks.values[before, x.call.pool] += 1
+        return self.pools[x.call.pool]
+
+    def drop(self, names: Iterable[str]) -> list[Backend]:
+        """Pools that nobody will use any more are gone. Returns their backends."""
+        gone = [self.pools.pop(name) for name in names]
+        for pool in gone:
+            pool.close()
+        return [backend for pool in gone for backend in pool.backends.values()]
 
     def alive(self) -> set[tuple[str, str]]:
         """Every backend there is, by its pool and name."""
@@ -74,6 +110,7 @@ class Dispatcher:
 
     def metrics(self) -> Iterator[Family]:
         """What waits and what runs, pool by pool."""
+        yield self.fallbacks
         pools = {name: pool.statistics() for name, pool in self.pools.items()}
         yield from _queues(pools)
         for name, text, field in BACKENDS:
@@ -91,6 +128,18 @@ class Dispatcher:
             {(name,): pool.retries.balance for name, pool in self.pools.items()}
         )
 
+    def costs(self) -> Iterator[Family]:
+        """How long backends that have a price were busy, and the price."""
+        busy = Counter("headrace_backend_busy_seconds_total", "Time in which anything ran there.", "pool", "backend")
+        price = Gauge("headrace_backend_cost_per_hour", "As configured.", "pool", "backend")
+        for name, pool in self.pools.items():
+            for backend in pool.backends.values():
+                if backend.cost_per_hour:
+                    price.values[(name, backend.name)] = backend.cost_per_hour
+                    busy.values[(name, backend.name)] = round(pool.share(backend).busy(self._clock()), 3)
+        yield busy
+        yield price
+
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits, or would have to from now on, in all pools, is told `error`."""
         for pool in self.pools.values():
@@ -105,48 +154,69 @@ class Dispatcher:
 class Slot:
     """The `async with` of one place."""
 
-    __slots__ = ("_attempt", "_clock", "_exchange", "_id", "_jobs", "_pool")
+    __slots__ = ("_attempt", "_clock", "_dispatcher", "_entered", "_exchange", "_id", "_pool", "_share")
 
-    def __init__(self, pool: Pool, jobs: Jobs, exchange: Exchange, job_id: int, clock: Clock) -> None:
+    def __init__(self, dispatcher: Dispatcher, pool: Pool, exchange: Exchange, job_id: int, clock: Clock) -> None:
+        self._dispatcher = dispatcher
         self._pool = pool
-        self._jobs = jobs
         self._exchange = exchange
         self._id = job_id
         self._clock = clock
         self._attempt: Attempt | None = None
+        self._share: TimeShare | None = None
+        self._entered = 0.0
 
     async def __aenter__(self) -> Attempt:
         pool, x = self._pool, self._exchange
+        assert x.call is not None
         if not x.queued_at:
             x.queued_at = self._clock()
-            pool.retries.deposit()
-        decision = pool.submit(self._jobs.job(x, self._id))
-        if isinstance(decision, asyncio.Future):
-            try:
-                decision = await decision
-            except BaseException:
-                pool.leave(self._id, Ending.IGNORED)
-                raise
-        if isinstance(decision, Drop):
-            raise self._refused(decision)
+            pool.retries.spend() if x.call.again else pool.retries.deposit()
+        placed = await self._placed()
+        while isinstance(placed, Drop):
+            refusal = self._refused(placed)
+            following = self._dispatcher.hand_on(x)
+            if following is None:
+                raise refusal
+            pool = self._pool = following
+            placed = await self._placed()
+        decision, backend = placed
         attempt = Attempt(
-            pool.backends[decision.backend],
+            backend,
             decision,
             self._clock(),
             on_first_token=self._first_token,
-            tally=pool.tallies[decision.backend],
+            tally=pool.tallies[backend.name],
         )
         x.attempts.append(attempt)
         if x.trace is not None:
             attempt.trace_headers = x.trace.headers(len(x.attempts))
         self._attempt = attempt
+        pool.began(self._id, attempt, stream=x.call.stream)
+        if backend.cost_per_hour:
+            self._share = pool.share(backend)
+            self._entered = self._share.enter(attempt.dispatched_at)
         if x.tenant is not None and x.tenant.operator:
             self._tell(attempt, decision)
         return attempt
 
+    async def _placed(self) -> Placed | Drop:
+        """What its pool decides about the request."""
+        placed = self._pool.submit(self._dispatcher.job(self._pool, self._exchange, self._id))
+        if isinstance(placed, asyncio.Future):
+            try:
+                placed = await placed
+            except BaseException:
+                self._pool.leave(self._id, Ending.IGNORED)
+                raise
+        return placed
+
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None
-        self._attempt.ended_at = self._clock()
+        now = self._attempt.ended_at = self._clock()
+        if self._share is not None:
+            had_s = self._share.leave(self._entered, now)
+            self._attempt.cost = had_s * self._attempt.backend.cost_per_hour / 3600
         ending = Ending.SUCCESS
         if exc is not None:
             ending = Ending.DROPPED if isinstance(exc, UpstreamFailed) else Ending.IGNORED
@@ -154,13 +224,25 @@ class Slot:
         meter = self._exchange.meter
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
-            self._jobs.learn(self._exchange, usage)
+            self._dispatcher.jobs.learn(self._exchange, usage)
+        self._judge(exc, usage)
         seen_tokens = 0 if meter is None else meter.tokens
         self._pool.leave(self._id, ending, usage, seen_tokens, self._attempt.backend.name)
 
+    def _judge(self, exc: BaseException | None, usage: Usage | None) -> None:
+        """Before the place is given back: it must not be given to the next one if the backend is to blame."""
+        attempt = self._attempt
+        assert attempt is not None
+        if exc is None and attempt.status < 400 and not attempt.late:
+            self._pool.judge(attempt, Found.GOOD, tokens=usage.prompt + usage.output if usage is not None else 1)
+        else:
+            self._pool.judge(attempt, found(exc), rests_s=rest_s(exc))
+
     def _first_token(self, now: float) -> None:
-        assert self._attempt is not None
-        self._pool.first_token(self._id, self._attempt.backend.name, now)
+        attempt = self._attempt
+        assert attempt is not None
+        self._pool.answered(self._id, attempt, now)
+        self._pool.first_token(self._id, attempt.backend.name, now)
 
     def _tell(self, attempt: Attempt, decision: Dispatch) -> None:
         """An operator sees where the request went and what was expected there; nobody else may: the answers to one
@@ -171,6 +253,9 @@ class Slot:
 
     def _refused(self, drop: Drop) -> Unavailable:
         refusal, message = REFUSALS[drop.reason]
+        if drop.reason is Reason.NO_BACKEND and isfinite(self._pool.change_at):
+            wait_s = min(60.0, max(1.0, self._pool.change_at - self._clock()))
+            return Unavailable(refusal, message + ".", retry_after=wait_s)
         if drop.reason is not Reason.NO_BACKEND:
             place = self._pool.place(drop.job)
             message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"

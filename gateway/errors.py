@@ -53,12 +53,14 @@ DEADLINE_UNREACHABLE = Refusal(503, "service_unavailable_error", "server_is_over
 QUEUE_TIMEOUT = Refusal(503, "service_unavailable_error", "server_is_overloaded", "queue_timeout")
 BUFFERS_FULL = Refusal(503, "service_unavailable_error", "server_is_overloaded", "buffers_full")
 LIMITS_UNAVAILABLE = Refusal(503, "service_unavailable_error", "server_is_overloaded", "limits_unavailable")
+GATEWAY_BUSY = Refusal(503, "service_unavailable_error", "server_is_overloaded", "gateway_busy")
 NO_BACKEND = Refusal(503, "service_unavailable_error", "no_backend_available", "no_backend")
 SHUTTING_DOWN = Refusal(503, "service_unavailable_error", "server_shutting_down", "shutting_down")
 
 INTERNAL_ERROR = Refusal(500, "api_error", "internal_error", "internal_error")
 UPSTREAM_ERROR = Refusal(502, "api_error", "upstream_error", "upstream_error")
 UPSTREAM_TRUNCATED = Refusal(502, "api_error", "upstream_error", "upstream_truncated")
+BACKEND_LOST = Refusal(502, "api_error", "upstream_error", "backend_lost")
 UPSTREAM_TIMEOUT = Refusal(504, "api_error", "upstream_timeout", "upstream_timeout")
 CONNECT_TIMEOUT = Refusal(502, "api_error", "upstream_connect_timeout", "connect_timeout")
 

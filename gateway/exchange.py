@@ -49,8 +49,9 @@ class Call:
     `model` is the client's word; `label` the configured name, or `other` where clients may use any. `target` is the
     path and query, `headers` all that go to the backend but its own credential. `tier` is the client's `service_tier`,
     `class_` the class that its header names, `deadline_s` the seconds after which it will not wait for a first token
-    any more. `strip_usage`: the gateway itself asked for the usage chunk. `prompt` holds the raw JSON of what an engine
-    makes the prompt of, in an order that a growing conversation only adds to.
+    any more, `again` that its SDK has asked before. `strip_usage`: the gateway itself asked for the usage chunk.
+    `fallback` are the pools to ask when `pool` cannot serve it. `prompt` holds the raw JSON of what an engine makes the
+    prompt of, in an order that a growing conversation only adds to.
     """
 
     endpoint: Endpoint
@@ -63,6 +64,8 @@ class Call:
     tier: str | None = None
     class_: str = ""
     deadline_s: float | None = None
+    again: bool = False
+    fallback: tuple[str, ...] = ()
     prompt: list[memoryview] = field(default_factory=list)
     max_tokens: int | None = None
     target: bytes = b""
@@ -109,24 +112,29 @@ class Tally:
 class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
     `on_first_token`, until when the backend is busy with the prompt, and adds later tokens to the backend's `tally`.
-    `decision` says why it went where it went; `trace_headers` tell the backend which span it works for."""
+    `decision` says why it went where it went; `trace_headers` tell the backend which span it works for; `cost` is its
+    part of the backend's price. `trial`: its ending decides whether the backend is trusted again; `late`: others were
+    served long before."""
 
     backend: Backend
     decision: Dispatch
     dispatched_at: float
     on_first_token: Callable[[float], None]
-    tally: Tally
+    tally: Tally = field(default_factory=Tally)
     trace_headers: list[Header] = field(default_factory=list)
     connected_at: float = 0.0
     head_at: float = 0.0
     ended_at: float = 0.0
     status: int = 0
     failure: str = ""
+    cost: float = 0.0
+    trial: bool = False
+    late: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request from accept to settle."""
+    """One request from accept to settle. `generation` numbers the configuration that it began with."""
 
     request_id: str
     received_at: float
@@ -146,6 +154,7 @@ class Exchange:
     bytes_in: int = 0
     bytes_out: int = 0
     ended_at: float = 0.0
+    generation: int = 0
 
     def identify(self, tenant: Tenant, call: Call) -> None:
         """Who asks for what: known once the key and the body were read. Its class is the one asked for, by header or

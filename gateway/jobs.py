@@ -18,6 +18,10 @@ class Jobs:
         self._bytes_per_token = BytesPerToken()
         self._lengths = OutputLengths()
 
+    def reseed(self, seeds: Seeds) -> None:
+        """Prompts are known by these from now on: by the same digests, unless the secret is another one."""
+        self._seeds = seeds
+
     def job(self, x: Exchange, number: int) -> Job:
         """Backends tried before are excluded. A request without generated output is one-shot work."""
         assert x.tenant is not None

@@ -4,38 +4,75 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
+from math import inf
 
 from gateway.backend import Backend
+from gateway.eligible import Eligible
 from gateway.errors import GatewayError
-from gateway.exchange import Tally
+from gateway.exchange import Attempt, Exchange, Tally
 from gateway.reply import Clock
+from policies.health import Found, Health, State
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
+from policies.shares import TimeShare
+from policies.types import (
+    BackendView,
+    ClassPolicy,
+    Dispatch,
+    Drop,
+    Ending,
+    Explanation,
+    Job,
+    Place,
+    Statistics,
+    Usage,
+)
+
+Placed = tuple[Dispatch, Backend]
 
 COUNT_S = 0.01  # at most so often are all tokens counted, however fast requests come
 TICK_S = 0.02  # how often the scheduler is told of tokens while somebody waits: its debt is counted in tokens of 60 ms
+MOST = 1_000_000  # requests at once where nobody says anything
 
 
 class Pool:
     """Around one scheduler. Everything here is a plain `def`: no wait comes between a decision and its counting."""
 
     def __init__(
-        self, name: str, backends: Iterable[Backend], scheduler: Scheduler, retries: RetryBudget, clock: Clock
+        self,
+        name: str,
+        backends: Iterable[Backend],
+        scheduler: Scheduler,
+        retries: RetryBudget,
+        clock: Clock,
+        health: Health | None = None,
+        *,
+        probed: bool = False,
     ) -> None:
         self.name = name
-        self.backends = {backend.name: backend for backend in backends}
+        self.health = health or Health()
+        self.probed = probed  # whether somebody probes the backends, so that new ones are waited for
+        self.served: dict[str, float] = {}  # when the latest request was dispatched that got its first token there
+        self.trials: frozenset[str] = frozenset()
+        self.change_at = inf
+        self.eligible = Eligible()
+        self.backends: dict[str, Backend] = {}
         self.scheduler = scheduler
         self.retries = retries
-        self.waiting: dict[int, asyncio.Future[Dispatch | Drop]] = {}
+        self.waiting: dict[int, asyncio.Future[Placed | Drop]] = {}
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.shares: dict[str, TimeShare] = {}
+        self.unanswered: dict[int, Attempt] = {}  # streams without a first token
+        self._views: dict[str, BackendView] = {}
         self._told: dict[str, int] = {}  # how much of each tally
         self._told_at = 0.0
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
         self._refusal: GatewayError | None = None
+        self.observe(backends)
 
     def __repr__(self) -> str:
         return f"<Pool {self.name} {self.scheduler!r}>"
@@ -54,13 +91,98 @@ class Pool:
         self._count_all(now)
         return self.scheduler.explain(job, now)
 
-    def submit(self, job: Job) -> Dispatch | Drop | asyncio.Future[Dispatch | Drop]:
+    def observe(self, backends: Iterable[Backend]) -> list[Backend]:
+        """These are the pool's backends now. Who stays (by name) keeps its load and what is known of it; who is new is
+        taken to be open; who goes ends what runs there and gets no more. Returns those that go: nobody needs their idle
+        connections any more."""
+        before = self.backends
+        self.backends = {backend.name: backend for backend in backends}
+        gone = [backend for name, backend in before.items() if name not in self.backends]
+        now = self._clock()
+        for backend in gone:
+            self.health.leave(backend.name)
+            self.tallies.pop(backend.name, None)  # what still runs there is counted by itself
+            self._told.pop(backend.name, None)
+        for name in self.backends.keys() - before.keys():
+            self.health.enter(name, now, probed=self.probed, cold=bool(before))
+        self._views = {name: self._views.get(name, BackendView(name, concurrency=MOST)) for name in self.backends}
+        self.shares = {name: share for name, share in self.shares.items() if name in self.backends}
+        self.eligible.observe(self.backends.values())
+        self.refresh()
+        return gone
+
+    def configure(self, routing: str, classes: Sequence[ClassPolicy], *, retries: int, share: float) -> None:
+        """These rules hold from now on, for those who wait, too."""
+        self.retries.configure(retries=retries, share=share)
+        self.scheduler.configure(routing, classes)
+        self._pump(self._clock())
+
+    def see(self, views: Iterable[BackendView]) -> None:
+        """What was found out about some of the backends. Of the configuration's bounds and theirs the narrower holds.
+        Others are ignored."""
+        self._views |= {view.name: view for view in views if view.name in self._views}
+        self.refresh()
+
+    def share(self, backend: Backend) -> TimeShare:
+        """Who has how much of a backend's time."""
+        return self.shares.setdefault(backend.name, TimeShare())
+
+    def usable(self, x: Exchange) -> Set[str] | None:
+        """The backends that a request may use at all; None: any."""
+        assert x.tenant is not None
+        assert x.call is not None
+        return self.eligible.backends(x.call.label, x.tenant.residency)
+
+    def untried(self, x: Exchange) -> bool:
+        """Whether there is one among them where it has not been yet."""
+        usable, tried = self.usable(x), {attempt.backend.name for attempt in x.attempts}
+        return not tried.issuperset(self.backends if usable is None else usable)
+
+    def refresh(self) -> None:
+        """Something about a backend has changed, or the time has come: the scheduler is shown all of them anew."""
+        now = self._clock()
+        verdicts = self.health.verdicts(now)
+        self.change_at = self.health.next_change(now)
+        self.trials = frozenset([name for name, verdict in verdicts.items() if verdict.state is State.TRIAL])
+        runs = self.scheduler.statistics(now).backends if self.trials else {}
+        shown = []
+        for name, view in self._views.items():
+            told, verdict = self.backends[name], verdicts[name]
+            most = min(view.concurrency, told.concurrency, MOST if verdict.room is None else verdict.room)
+            if name in self.trials:
+                most = 1 + runs[name].running if name in runs else 1  # beside what runs there from before
+            shown.append(
+                replace(view, concurrency=most, speed=told.speed, region=told.region, open=view.open and verdict.open)
+            )
+        self.scheduler.observe(shown, now)
+        self._pump(now)
+
+    def judge(self, attempt: Attempt, found: Found | None, *, tokens: int = 0, rests_s: float = 0.0) -> None:
+        """How an attempt ended, or that it is late. `rests_s`: so long its backend asked to be left alone."""
+        name, now = attempt.backend.name, self._clock()
+        changed = self.health.ended(
+            name, found, now, trial=attempt.trial, cost_s=now - attempt.dispatched_at, tokens=tokens
+        )
+        attempt.trial = False
+        if found is Found.GOOD and attempt.dispatched_at > self.served.get(name, 0.0):
+            self.served[name] = attempt.dispatched_at
+        if rests_s > 0.0:
+            changed = self.health.rest(name, now + rests_s) or changed
+        if changed:
+            self.refresh()
+
+    @property
+    def prefill_rate(self) -> float:
+        """Tokens per second of one backend, as learned so far."""
+        return self.statistics().prefill_rate
+
+    def submit(self, job: Job) -> Placed | Drop | asyncio.Future[Placed | Drop]:
         """What is decided about a job at once, or else the future of it. Raises what those who wait were told, once
         nobody may wait any more."""
         now = self._clock()
         self._count_all(now)
         if (dispatch := self.scheduler.at_once(job, now)) is not None:
-            return dispatch
+            return dispatch, self.backends[dispatch.backend]
         reason = self.scheduler.submit(job, now)
         if reason is not None:
             return Drop(job, reason, self.scheduler.retry_after(now))
@@ -74,10 +196,26 @@ class Pool:
         self._set_timer(now)
         return waiter
 
+    def began(self, job_id: int, attempt: Attempt, *, stream: bool) -> None:
+        """A request was sent to its backend."""
+        if stream:
+            self.unanswered[job_id] = attempt
+        if attempt.backend.name in self.trials and self.health.started(attempt.backend.name, self._clock()):
+            attempt.trial = True
+            self.refresh()
+
+    def answered(self, job_id: int, attempt: Attempt, now: float) -> None:
+        """Its first token is there."""
+        self.unanswered.pop(job_id, None)
+        self.served[attempt.backend.name] = attempt.dispatched_at
+        if attempt.trial and not attempt.late:
+            self.judge(attempt, Found.GOOD)
+
     def leave(
         self, job_id: int, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0, backend: str = ""
     ) -> None:
         """A job ended, or its client did before it began. `seen_tokens` of output came, whatever its usage says."""
+        self.unanswered.pop(job_id, None)
         self.waiting.pop(job_id, None)
         now = self._clock()
         if backend:
@@ -105,16 +243,18 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _pump(self, now: float, own_id: int = 0) -> Dispatch | Drop | None:
-        """Let the scheduler decide, and hand out its decisions but the caller's own, which is returned."""
+    def _pump(self, now: float, own_id: int = 0) -> Placed | Drop | None:
+        """Let the scheduler decide, and hand out its decisions but the caller's own, which is returned. Each comes with
+        its backend, which may have left the pool when whoever waits for it wakes up."""
         self._count_all(now)
-        own: Dispatch | Drop | None = None
+        own: Placed | Drop | None = None
         for decision in self.scheduler.due(now):
+            made = decision if isinstance(decision, Drop) else (decision, self.backends[decision.backend])
             waiter = self.waiting.pop(decision.job.id, None)
             if decision.job.id == own_id:
-                own = decision
+                own = made
             elif waiter is not None and not waiter.done():
-                waiter.set_result(decision)
+                waiter.set_result(made)
         self._set_timer(now)
         return own
 

@@ -41,6 +41,12 @@ class Problem:
         return ": ".join(part for part in (place, dotted(self.loc), self.message) if part)
 
 
+def document(problem: Problem) -> dict[str, str | int | None]:
+    """The same for machines."""
+    place = {"file": problem.source, "line": problem.line, "column": problem.column}
+    return place | {"key": dotted(problem.loc), "message": problem.message}
+
+
 class ConfigError(Exception):
     """The configuration cannot be used. Its text is the report, one problem a line, in the order of the file."""
 

@@ -6,12 +6,11 @@ from asyncio import sleep
 from typing import Protocol
 
 from gateway import wire
-from gateway.auth import KeyRing
-from gateway.catalog import Catalog
 from gateway.client import Client
 from gateway.dispatch import Dispatcher
 from gateway.errors import UpstreamFailed
 from gateway.exchange import Exchange
+from gateway.generation import Generation
 from gateway.quota import Quota
 from gateway.upstream import Upstream
 
@@ -19,8 +18,7 @@ from gateway.upstream import Upstream
 class Gateway(Protocol):
     """What the path needs."""
 
-    keys: KeyRing
-    catalog: Catalog
+    generation: Generation
     quota: Quota
     dispatcher: Dispatcher
     upstream: Upstream
@@ -28,8 +26,9 @@ class Gateway(Protocol):
 
 async def proxy(gw: Gateway, client: Client, x: Exchange) -> None:
     """Raises GatewayError; what an error means for the client is `client.refuse`'s to say."""
-    tenant = gw.keys.identify(client.raw_headers)  # 401
-    call = wire.parse(x.endpoint, client.content_type, await client.body(), gw.catalog, tenant)  # 400 404 413
+    began = gw.generation
+    tenant = began.keys.identify(client.raw_headers)  # 401
+    call = wire.parse(x.endpoint, client.content_type, await client.body(), began.catalog, tenant)  # 400 404 413
     x.identify(tenant, client.address(call, x.request_id))
     async with client.present(), gw.quota.hold(x):  # 429           | settle
         while True:

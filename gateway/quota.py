@@ -33,8 +33,8 @@ NAMES = {
     kind: tuple(f"x-ratelimit-{what}-{kind}".encode() for what in ("limit", "remaining", "reset"))
     for kind in (Kind.REQUESTS, Kind.TOKENS)
 }
-NO_LIMITS = nullcontext()
 MODES = ("memory", "shared", "local_share", "deny", "allow")
+NO_LIMITS = nullcontext()
 
 
 class Holding(Protocol):

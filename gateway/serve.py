@@ -7,9 +7,11 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,8 +20,10 @@ from gateway.admin import Admin
 from gateway.app import Gateway, api
 from gateway.config import Config
 from gateway.connection import Connection, HeadLimits
+from gateway.descriptors import connections
 from gateway.exchange import Endpoint
 from gateway.logs import LogWriter, as_text
+from gateway.reload import Reloader
 from gateway.wire import ENDPOINTS
 
 BACKLOG = 4096
@@ -49,34 +53,44 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-async def serve(settings: Config, *, ready: Callable[[str, str], None] = lambda api, admin: None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once. `ready` gets both URLs."""
+async def serve(
+    settings: Config, path: Path | None = None, *, ready: Callable[[str, str], None] = lambda api, admin: None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once. `ready` gets both URLs. `path` is
+    where the settings were read, and will be read again."""
     server = settings.server
+    room = connections(server.max_connections, promised="max_connections" in server.model_fields_set)
     listeners = [listen(server.listen.host, server.listen.port), listen(server.admin.host, server.admin.port)]
     log = LogWriter(sys.stderr.fileno())
     writers: dict[str, Callable[[bytes], None]]
     writers = {"json": log.write, "text": lambda line: log.write(as_text(line)), "off": _discard}
     async with Gateway(settings, writers[settings.telemetry.log], log.metrics) as gateway:
-        token = server.admin_token.reveal() if server.admin_token is not None else None
+        reloader = Reloader(path, gateway, time.time)
         servers = [
-            Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),
-            Server(_configuration(Admin(gateway, token).application(), settings, _protocol(gateway, {}))),
+            Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS, room), tls=True)),
+            Server(_configuration(Admin(gateway, reloader).application(), settings, _protocol(gateway, {}, room))),
         ]
+        reloader.on_change.append(partial(_renew_certificate, servers[0].config))
         tasks = [asyncio.create_task(each.serve([sock])) for each, sock in zip(servers, listeners, strict=True)]
-        with _signals() as stopped:
+        with _signals(reloader.call) as stopped:
             scheme = "https" if server.tls else "http"
             ready(f"{scheme}://{_shown(listeners[0])}", f"http://{_shown(listeners[1])}")
-            await _first(stopped[0].wait(), *tasks)
-            await _drain(gateway, server.drain, stopped[1])
+            async with reloader:
+                await _first(stopped[0].wait(), *tasks)
+            await _drain(gateway, stopped[1])
         for each in servers:
             each.should_exit = True
         await asyncio.gather(*tasks)
     log.flush()
 
 
-async def _drain(gateway: Gateway, limit_s: float, hurry: asyncio.Event) -> None:
+async def _drain(gateway: Gateway, hurry: asyncio.Event) -> None:
+    told = gateway.settings.server
+    gateway.leave()
+    if told.linger:
+        await _first(hurry.wait(), timeout_s=told.linger)
     gateway.stop_queueing()
-    await _first(gateway.wait_idle(), hurry.wait(), timeout_s=limit_s)
+    await _first(gateway.wait_idle(), hurry.wait(), timeout_s=told.drain)
     gateway.stop_running()
     await _first(gateway.wait_idle(), timeout_s=CUT_S)
 
@@ -92,9 +106,15 @@ async def _first(*awaitables: Any, timeout_s: float | None = None) -> None:
                 task.cancel()
 
 
+def _renew_certificate(serving: uvicorn.Config, settings: Config) -> None:
+    """Who connects from now on sees the certificate that is in the files now."""
+    if settings.server.tls is not None and serving.loaded and serving.ssl is not None:
+        serving.ssl.load_cert_chain(settings.server.tls.cert, settings.server.tls.key)
+
+
 @contextmanager
-def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Two events: set by the first and by the second SIGTERM or SIGINT."""
+def _signals(reload: Callable[[], None]) -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Two events: set by the first and by the second SIGTERM or SIGINT. SIGHUP calls `reload`."""
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
@@ -103,18 +123,23 @@ def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield first, second
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
-def _protocol(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> Any:
-    told = gateway.settings.server
-    limits = HeadLimits(told.max_header_bytes, told.header_timeout, told.max_connections)
+def _protocol(gateway: Gateway, endpoints: Mapping[str, Endpoint], room: int) -> Any:
     targets = {endpoint.target: endpoint for endpoint in endpoints.values()}
-    return partial(Connection, limits=limits, endpoints=targets, infer=gateway.infer)
+
+    def connection(*args: Any, **kwargs: Any) -> Connection:
+        told = gateway.settings.server
+        limits = HeadLimits(told.max_header_bytes, told.header_timeout, min(told.max_connections, room))
+        return Connection(*args, **kwargs, limits=limits, endpoints=targets, infer=gateway.infer)
+
+    return connection
 
 
 def _configuration(application: Any, settings: Config, protocol: Any, *, tls: bool = False) -> uvicorn.Config:

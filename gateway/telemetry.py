@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from random import Random
 
+from gateway.catalog import Tenant
 from gateway.exchange import Exchange
 from gateway.metrics import Family
 from gateway.requestlog import request_line
@@ -41,8 +42,8 @@ class Telemetry:
         self._objectives: dict[str, Objective] = {}
         self._log_share = 1.0
 
-    def configure(self, settings: Config, generation: int) -> None:
-        """From now on it is as in `settings`, the `generation`-th that this process has."""
+    def configure(self, settings: Config) -> None:
+        """From now on it is as in `settings`."""
         self._log_share = settings.telemetry.log_sample
         self._tenants = frozenset(islice(settings.tenants or ("anonymous",), settings.telemetry.tenants))
         self._objectives = {
@@ -53,15 +54,18 @@ class Telemetry:
         if self._tracer is not None:
             self._tracer.share = settings.telemetry.sample
             self._tracer.setting = Setting(
-                generation,
                 {name: str(told.engine) for name, told in settings.pools.items()},
                 {name: told.upstream_name for name, told in settings.models.items() if told.upstream_name},
             )
 
+    def label(self, tenant: Tenant | None) -> str:
+        """What stands for a tenant in metrics."""
+        return UNKNOWN if tenant is None else tenant.name if tenant.name in self._tenants else OTHER
+
     def record(self, x: Exchange) -> None:
         """The one place where a request is counted and logged."""
         wall = self._wall_clock()
-        tenant = UNKNOWN if x.tenant is None else x.tenant.name if x.tenant.name in self._tenants else OTHER
+        tenant = self.label(x.tenant)
         objective = self._objectives.get(x.call.label, NO_OBJECTIVE) if x.call is not None else NO_OBJECTIVE
         spent = parts(x)
         judged = verdict(x, spent, objective)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway.backend import Backend
@@ -45,8 +45,8 @@ class Upstream:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._idle: defaultdict[Backend, deque[Link]] = defaultdict(deque)
-        self._replies: set[Reply] = set()
+        self._idle: defaultdict[str, deque[Link]] = defaultdict(deque)  # by name: a backend outlives its settings
+        self._replies: dict[Reply, str] = {}  # and the names of their backends
         self._connecting: set[Connecting] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -81,9 +81,25 @@ class Upstream:
         for reply in tuple(self._replies):
             reply.fail(error)
 
+    def busy(self, backend: str) -> bool:
+        """Whether any answer of a backend is awaited or being read."""
+        return backend in self._replies.values()
+
+    def fail(self, backend: str, error: Callable[[], UpstreamFailed], *, started: bool) -> None:
+        """End the answers of one backend that no client has seen anything of, and with `started` the others, too."""
+        for reply in [reply for reply, name in self._replies.items() if name == backend]:
+            if started or reply.phase is not Phase.STREAMING:
+                reply.fail(error())
+
+    def forget(self, backends: Iterable[Backend]) -> None:
+        """Close their idle connections. What is under way there goes on."""
+        for backend in backends:
+            for link in self._idle.pop(backend.name, ()):
+                link.abort()
+
     def take(self, backend: Backend) -> Link | None:
         """The connection used last: the warmest, and the others get to expire."""
-        idle = self._idle.get(backend)
+        idle = self._idle.get(backend.name)
         while idle:
             link = idle.pop()
             if not link.closed and self._clock() - link.idle_since < link.idle_limit_s:
@@ -120,17 +136,17 @@ class Upstream:
     def begin(self, link: Link, backend: Backend, call: Call) -> Reply:
         """The answer that is expected on a link."""
         reply = Reply(link, backend.timeouts, stream=call.stream, clock=self._clock)
-        self._replies.add(reply)
+        self._replies[reply] = backend.name
         return reply
 
     def release(self, reply: Reply, link: Link, backend: Backend) -> None:
         """The link goes back into the pool if the answer ended as it should, and is closed if not. No await: a
         cancellation cannot come between."""
-        self._replies.discard(reply)
+        self._replies.pop(reply, None)
         if not reply.reader.reusable:
             link.abort()
         elif link.rest(self._clock(), reply.reader.keep_alive_hint):
-            self._idle[backend].append(link)
+            self._idle[backend.name].append(link)
 
     async def _sweep(self) -> None:
         """All clocks but none per request: one look at everything that is under way, four times a second. Time in
@@ -149,11 +165,11 @@ class Upstream:
             due = now + SWEEP_S
 
     def _expire(self, now: float) -> None:
-        for backend, idle in tuple(self._idle.items()):
+        for name, idle in tuple(self._idle.items()):
             while idle and (idle[0].closed or now - idle[0].idle_since > idle[0].idle_limit_s):
                 idle.popleft().abort()
             if not idle:
-                del self._idle[backend]
+                del self._idle[name]
 
 
 class Opening:

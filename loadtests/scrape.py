@@ -47,7 +47,7 @@ def configuration(tenants: int, models: int) -> str:
 def exchanges(gateway: Gateway, tenants: int, models: int) -> Iterator[Exchange]:
     """A good stream and a refusal of every tenant at every model, in both classes."""
     for n in range(tenants):
-        tenant = gateway.keys.tenant(f"tenant-{n}")
+        tenant = gateway.generation.keys.tenant(f"tenant-{n}")
         assert tenant is not None
         for m in range(models):
             for class_ in ("interactive", "batch"):

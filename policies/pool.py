@@ -28,13 +28,18 @@ class Pool:
         self.index = PrefixIndex()
         self.times = Prefills(1.0 / rules.prefill_rate, rules.prior_tokens, keep=rules.keep)
         self.losses = Prefills(0.0, rules.prior_tokens, keep=rules.keep)
-        self.admission: Admission = PrefillGate(rules, self.times, self.losses) if gated else FixedConcurrency()
+        self.admission = self.admit(gated=gated)
         self.trust = 1.0  # what a token found in the index is worth, on the backends' mean
         self._piece_tokens = piece_tokens
         self.heard: dict[str, float] = {}  # when each other gateway last spoke
 
     def __repr__(self) -> str:
         return f"<Pool [{', '.join(map(repr, self.backends.values()))}]>"
+
+    def admit(self, *, gated: bool) -> Admission:
+        """Choose how much may be in flight: by the prefill gate, or by plain concurrency."""
+        self.admission = PrefillGate(self.rules, self.times, self.losses) if gated else FixedConcurrency()
+        return self.admission
 
     def observe(self, views: Sequence[BackendView], now: float) -> list[str]:
         """Take `views` for the present set. Returns the names that came, went, returned, opened or shut."""
@@ -52,7 +57,7 @@ class Pool:
                 self.backends[name] = Backend(view, self.rules)
                 changed.append(name)
             elif known.view != view:
-                if known.view.open != view.open:
+                if (known.view.open, known.view.region) != (view.open, view.region):
                     changed.append(name)
                 known.view = view
             tokens = self.rules.index_tokens if view.kv_tokens is None else view.kv_tokens * self.rules.index_share

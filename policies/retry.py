@@ -23,10 +23,15 @@ class RetryBudget:
         self._balance = floor_per_s * WINDOW_S
         self._recent = 0.0  # requests of the last window, older ones fading
         self._deposits = 0
+        self._spent = 0
         self._settled_at = 0.0
 
     def __repr__(self) -> str:
         return f"<RetryBudget {self._balance:.1f} retries>"
+
+    def configure(self, *, retries: int, share: float) -> None:
+        """These rules hold from now on; what was saved is kept."""
+        self.retries, self.share = retries, share
 
     @property
     def balance(self) -> float:
@@ -36,6 +41,10 @@ class RetryBudget:
     def deposit(self) -> None:
         """A request came. Counted only when somebody asks for a retry: this is on every request's way."""
         self._deposits += 1
+
+    def spend(self) -> None:
+        """The client's own library tries again: one retry of the budget is used up, whoever it was."""
+        self._spent += 1
 
     def after(self, attempt: int, now: float) -> float | None:
         """Seconds to wait before try number `attempt + 1`; None: there is none. Takes from the budget."""
@@ -52,5 +61,5 @@ class RetryBudget:
         self._recent = self._recent * max(0.0, 1.0 - elapsed / WINDOW_S) + self._deposits
         limit = self.floor_per_s * WINDOW_S + self.share * self._recent
         earned = elapsed * self.floor_per_s + self.share * self._deposits
-        self._balance = min(limit, self._balance + earned)
-        self._deposits = 0
+        self._balance = max(0.0, min(limit, self._balance + earned) - self._spent)
+        self._deposits = self._spent = 0

@@ -15,7 +15,7 @@ from policies.backend import Backend, Ticket
 from policies.choice import Choice, Considered
 from policies.forecast import Forecast
 from policies.pool import Pool
-from policies.queues import FairShare, aged_shortest, by_arrival
+from policies.queues import FairShare, Key, aged_shortest, by_arrival
 from policies.rules import Rules
 from policies.running import Running
 from policies.types import (
@@ -42,8 +42,8 @@ from policies.waiting import WaitingRoom
 class Scheduler:
     """Decides for one pool. Times are seconds on the caller's clock and never go back.
 
-    After `submit`, `first_token`, `leave`, `observe` and `observe_remote`, after `tokens` if it returned True, and
-    at `next_deadline`, call `due` and do what it says.
+    After `submit`, `first_token`, `leave`, `configure`, `observe` and `observe_remote`, after `tokens` if it returned
+    True, and at `next_deadline`, call `due` and do what it says.
 
     `routing` names the rule that chooses a backend. "price" goes with the prefill gate, shortest-first order and
     waiting for warm backends; the others with a plain limit on concurrency and arrival order. Tenants share fairly
@@ -64,12 +64,12 @@ class Scheduler:
         self._gated = routing == "price"
         self._pool = Pool(rules, piece_tokens, gated=self._gated)
         self._admission = self._pool.admission
-        key = aged_shortest(rules.ageing_s) if self._gated else by_arrival
         quantum = (rules.quantum_tokens, rules.quantum_requests) if shares else (inf, inf)
-        self._room = WaitingRoom(rules, classes, lambda: FairShare(key, *quantum))
+        self._room = WaitingRoom(rules, classes, lambda: FairShare(self._key(), *quantum))
         self._choice = Choice(routing, self._pool, self._room, rng)
         self._running = Running(self._pool, self._room)
         self._unseen = self._running.unseen
+        self._rng = rng
         self._lost: list[Ticket] = []
         self._forecast = Forecast(self._pool, self._room)
         self._drain = self._forecast.drain
@@ -135,6 +135,13 @@ class Scheduler:
                 self._drain.empty()
         else:
             self._running.end(job_id, now, ending, usage, seen_tokens)
+
+    def configure(self, routing: str, classes: Sequence[ClassPolicy]) -> None:
+        """These rules hold from now on, for those who wait, too. What was learned and who has had how much stays."""
+        self._gated = routing == "price"
+        self._admission = self._pool.admit(gated=self._gated)
+        self._choice = Choice(routing, self._pool, self._room, self._rng)
+        self._room.configure(classes, self._key(), self._latest)
 
     def observe(self, views: Sequence[BackendView], now: float) -> None:
         """These are the pool's backends now. One with a new incarnation starts from nothing."""
@@ -272,6 +279,9 @@ class Scheduler:
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)
         return Drop(ticket.job, reason, self.retry_after(now), now - ticket.job.arrived)
+
+    def _key(self) -> Key:
+        return aged_shortest(self.rules.ageing_s) if self._gated else by_arrival
 
     def _hold(self, ticket: Ticket, why: Wait, held: list[Ticket]) -> None:
         self._room.tier(ticket).queue.hide(ticket)

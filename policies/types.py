@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -59,7 +59,8 @@ class Job:
     """One request as the scheduler sees it. Times are seconds on the caller's monotonic clock.
 
     `prompt_tokens` and `output_tokens` are estimates; `prefix` holds the digests of the prompt's leading
-    pieces, shortest first, of `piece_tokens` each. `deadline` is when the first token is due. `tried` names
+    pieces, shortest first, of `piece_tokens` each. `deadline` is when the first token is due. Only `candidates`
+    may be used, where they are given: a set that may change while the job waits. `tried` names
     the backends that must not be used again. A job that is not streamed and has no output is one-shot work
     (embeddings, scoring): its prefill ends with it.
     """
@@ -75,7 +76,7 @@ class Job:
     piece_tokens: float = 256.0
     streamed: bool = True
     deadline: float | None = None
-    candidates: frozenset[str] | None = None
+    candidates: Set[str] | None = None
     tried: frozenset[str] = field(default_factory=frozenset)
 
     def allows(self, backend: str) -> bool:
@@ -89,6 +90,7 @@ class BackendView:
 
     `kv_tokens` is the engine's KV memory; `kv_used` what its own metrics last said is in use (None: unknown or
     too old), which matters only where others use the engine too. `speed` is relative to the pool's others.
+    Who may go there can depend on its `region`: that is in the jobs' `candidates`.
     """
 
     name: str
@@ -98,6 +100,7 @@ class BackendView:
     kv_used: int | None = None
     speed: float = 1.0
     open: bool = True
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

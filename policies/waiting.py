@@ -10,7 +10,7 @@ from math import inf
 
 from policies.admission import Admission
 from policies.backend import Backend, Slot, Ticket
-from policies.queues import FairShare
+from policies.queues import FairShare, Key
 from policies.rules import Rules
 from policies.types import ClassPolicy, Ending, Job, Reason, Usage, Wait
 
@@ -47,11 +47,28 @@ class WaitingRoom:
         self.rules = rules
         self.tiers = {policy.name: Tier(policy, queue()) for policy in classes}
         self.tickets: dict[int, Ticket] = {}
+        self._queue = queue
         self._timers: list[tuple[float, int, Ticket]] = []
         self._serial = count()
 
     def __len__(self) -> int:
         return len(self.tickets)
+
+    def configure(self, classes: Sequence[ClassPolicy], key: Key, latest: Callable[[Ticket], float]) -> None:
+        """These are the classes from now on, in this order, and this is the order inside them. A class that is not
+        among them stays behind the others, for the jobs that name it still."""
+        tiers: dict[str, Tier] = {}
+        for policy in classes:
+            tier = tiers[policy.name] = self.tiers.get(policy.name) or Tier(policy, self._queue())
+            tier.policy = policy
+        self.tiers = tiers | {name: tier for name, tier in self.tiers.items() if name not in tiers}
+        for tier in self.tiers.values():
+            tier.queue.key = key
+        for ticket in self.tickets.values():
+            ticket.latest = latest(ticket)
+            if not ticket.parked:
+                self._wake(ticket, ticket.latest)
+            self.requeue(ticket)
 
     def tier(self, ticket: Ticket) -> Tier:
         """The class that the ticket waits in."""

@@ -34,7 +34,11 @@ class Service:
 
     def lines(self) -> list[dict[str, Any]]:
         """The request log."""
-        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [
+            json.loads(line)
+            for line in self.log.read_text().splitlines()
+            if line.startswith('{"time"') and '"event":"request"' in line
+        ]
 
     def line(self, request_id: str | None) -> dict[str, Any]:
         """What the log says of one request, once it says it."""

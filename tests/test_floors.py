@@ -13,21 +13,26 @@ ROOT = Path(__file__).parent.parent
 # One line a floor, the ground first.
 PLAN = """
 policies: types rules
-policies: limits estimate prefix retry health
+policies: limits estimate prefix retry health shares
 policies: backend leases
 policies: queues admission routing unseen
 policies: pool waiting
 policies: choice forecast running
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes metrics tracecontext stores resp
-gateway: secret section address yamlfile http1 link exposition vitals redislink
-gateway: schema errors backend catalog sharedaccount
-gateway: consistency exchange isolation sharedstore
+gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
+gateway: secret section address yamlfile http1 link exposition redislink vitals
+gateway: poolschema
+gateway: schema errors backend catalog sharedaccount signals discovery
+gateway: consistency exchange isolation sharedstore eligible blame
 gateway: config wire answers dialects reply timeline
-gateway: reading turn jobs pool requestlog spans
-gateway: sse auth upstream dispatch connection requestmetrics tracing quota
-gateway: relay telemetry logs
-gateway: client assembly models admin
+gateway: reading turn jobs pool given errand requestlog spans
+gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
+gateway: relay telemetry logs generation ledger roster
+gateway: fleetmetrics
+gateway: fleet
+gateway: fleetadmin
+gateway: client assembly models reload overview
+gateway: admin
 gateway: proxy
 gateway: app
 gateway: serve
@@ -47,8 +52,11 @@ loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
-loadtests: capacity decision
-gateway: demo emulate logview
+loadtests: capacity decision crowd faultrelay
+loadtests: chaos rollout
+gateway: demo emulate keys logview
+gateway: adminport
+gateway: tenants backends
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Script = Callable[["FakeConnection"], Awaitable[None]]
+Control = Callable[["Request"], "tuple[int, bytes] | None"]
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,15 @@ class Closed:
 @dataclass
 class Fake:
     """One backend. `async with Fake(script) as fake` listens on `fake.url`. A `narrow` one takes no more of a request
-    than some 100 KiB ahead of its script."""
+    than some 100 KiB ahead of its script. With a `control` the gateway's own questions are answered by it, by a status
+    and a body or, where it says None, never; they are `probes` and not `requests`."""
 
     script: Script
     host: str = "127.0.0.1"
     port: int = 0
     narrow: bool = False
+    control: Control | None = None
+    probes: list[Request] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     closed: list[Closed] = field(default_factory=list)
     accepts: int = 0
@@ -161,10 +165,20 @@ class FakeConnection:
         length = int(dict(headers).get("content-length", "0"))
         body = await self._reader.readexactly(length)
         request = Request(method, target, headers, body, time.monotonic())
+        if self.fake.control is not None and request.header("user-agent") == "headrace-probe":
+            self.fake.probes.append(request)
+            await self._tell(self.fake.control(request))
+            return await self.request()
         self.fake.requests.append(request)
         self.fake.open_requests += 1
         self._open = True
         return request
+
+    async def _tell(self, told: tuple[int, bytes] | None) -> None:
+        if told is None:
+            await self.wait_closed()
+            raise asyncio.IncompleteReadError(b"", 1)
+        await self.answer(told[1], f"{told[0]} Told")
 
     async def send(self, data: bytes) -> None:
         """These bytes, now, in a segment of their own."""
@@ -251,6 +265,14 @@ def completion(text: str = "hello", prompt: int = 11, output: int = 7) -> bytes:
     return json.dumps(
         {"id": "c-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
     ).encode()
+
+
+def well(request: Request, *models: str) -> tuple[int, bytes] | None:
+    """The control of a backend that is ready to serve `models`, or just `m`, and has no metrics."""
+    if request.target == "/metrics":
+        return 404, b""
+    data = [{"id": name, "object": "model"} for name in models or ("m",)]
+    return 200, json.dumps({"object": "list", "data": data}).encode()
 
 
 def gathering(count: int) -> Script:

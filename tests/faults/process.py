@@ -20,6 +20,7 @@ from tests.faults.fakes import Fake, gathering, healthy
 from tests.faults.rawclient import ask, chat
 
 KEY = "hr-test-key-of-the-tests"
+TOKEN = "admin-token-of-the-tests"
 DIGEST = "acad01ef4387d57e7610cc14084d6ff0170b4145469eaf3abbbabc36c9b6c5b3"
 BAD_WORDS = ("Traceback", "never retrieved", "Failed to detach", "was never awaited", "Task was destroyed", "ASGI")
 FULL = bool(os.environ.get("HEADRACE_FULL_TESTS"))  # with it the cases run at full length, which takes minutes
@@ -36,7 +37,7 @@ class GatewayProcess:
         self.log_path = folder / "headrace.log"
         self.secrets: list[str] = []
         self.port = self.admin_port = 0
-        self._environ = os.environ | (environ or {})
+        self._environ = os.environ | {"ADMIN_TOKEN": TOKEN} | (environ or {})
         self._process: asyncio.subprocess.Process | None = None
         self._http = httpx.AsyncClient(timeout=10, verify=False)
         self._fds = 0
@@ -90,7 +91,16 @@ class GatewayProcess:
     def lines(self) -> list[dict[str, Any]]:
         """The request log."""
         whole, _, _ = self.log.rpartition("\n")  # the last line may be half written
-        return [json.loads(line) for line in whole.split("\n") if line.startswith("{")]
+        return [line for line in self._json_lines(whole) if line["event"] == "request"]
+
+    @property
+    def states(self) -> list[tuple[str, str]]:
+        """What became of which backend, in order."""
+        return [(line["backend"], line["state"]) for line in self._json_lines(self.log) if line["event"] == "backend"]
+
+    @staticmethod
+    def _json_lines(text: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in text.split("\n") if line.startswith("{") and line.endswith("}")]
 
     @property
     def fds(self) -> int:
@@ -120,6 +130,33 @@ class GatewayProcess:
         """From the admin port."""
         return await self._http.get(f"http://127.0.0.1:{self.admin_port}{path}")
 
+    async def admin(self, path: str, method: str = "GET", token: str = TOKEN) -> httpx.Response:
+        """From the admin port, with its token."""
+        return await self.asked(method, path, {"authorization": f"Bearer {token}".encode()})
+
+    async def asked(self, method: str, path: str, headers: Mapping[str, bytes]) -> httpx.Response:
+        """From the admin port, with these headers."""
+        url = f"http://127.0.0.1:{self.admin_port}{path}"
+        return await self._http.request(
+            method, url, headers=[(name.encode(), value) for name, value in headers.items()]
+        )
+
+    def write(self, told: dict[str, Any] | str) -> None:
+        """Replace the configuration file at once, as a careful writer does; the listeners stay unless `told` says."""
+        if isinstance(told, dict):
+            told = told | {"server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"} | told.get("server", {})}
+            self.config = {"telemetry": {}} | told
+            told = json.dumps(self.config)
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(told)
+        fresh.replace(self.path)
+
+    async def reloaded(self, told: dict[str, Any] | str) -> dict[str, Any]:
+        """What the admin API answers when it is told to take this configuration."""
+        self.write(told)
+        answer: dict[str, Any] = (await self.admin("/admin/reload", "POST")).json()
+        return answer
+
     async def samples(self) -> Samples:
         """All samples of /metrics, which must parse."""
         text = (await self.get("/metrics")).text
@@ -128,7 +165,7 @@ class GatewayProcess:
 
     async def since(self) -> Samples:
         """All samples; those that only grow are counted from the beginning of the test."""
-        before = {key: value for key, value in self._before.items() if key[0] not in GAUGES}
+        before = {key: value for key, value in self._before.items() if key[0].endswith(GROWING)}
         return {key: value - before.get(key, 0) for key, value in (await self.samples()).items()}
 
     async def metric(self, name: str, **labels: str) -> float:
@@ -198,7 +235,7 @@ class GatewayProcess:
         metrics = (await self.get("/metrics")).text
         for word in BAD_WORDS:
             assert word not in self.log, self.log[-4000:]
-        for secret in (KEY, *self.secrets):
+        for secret in (KEY, TOKEN, *self.secrets):
             assert secret not in self.log
             assert secret not in metrics
         for model, (count, urls) in self.capacity.items():
@@ -228,15 +265,19 @@ class GatewayProcess:
 
 
 GAUGES = ("headrace_in_flight_requests", "headrace_queued_requests")
+GROWING = ("_total", "_count", "_sum", "_bucket")
 MOST_AT_ONCE = 64  # places that are tried out; a test of more does so itself
 
 
 def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
-    """A configuration with one pool, one model `m`, fast clocks, and no tenants unless given."""
+    """A configuration with one pool, one model `m`, fast clocks, no tenants unless given, and nobody who judges the
+    backends unless `health` or `signals` are given."""
     concurrency = settings.pop("concurrency", 16)
     backends = [{"url": url, "concurrency": concurrency} for url in urls]
     config: dict[str, Any] = {
-        "pools": {"p": {"engine": engine, "backends": backends, "timeouts": CLOCKS | settings.pop("timeouts", {})}},
+        "pools": {
+            "p": {"engine": engine, "backends": backends, "timeouts": CLOCKS | settings.pop("timeouts", {})} | UNWATCHED
+        },
         "models": {"m": {"pool": "p"}},
     }
     for key in ("server", "models", "tenants", "classes"):
@@ -256,4 +297,5 @@ def times(full: int, short: int) -> range:
     return range(full if FULL else short)
 
 
+UNWATCHED = {"health": {"interval": "0s", "eject": False}, "signals": {"interval": "0s"}}  # scripts see requests only
 CLOCKS = {"connect": "1s", "headers": "2s", "first_token": "2s", "idle": "3s", "total": "60s"}

@@ -7,6 +7,7 @@ from random import Random
 
 from gateway import assembly
 from gateway.config import parse
+from gateway.pool import Pool
 
 FILE = """
 pools: {p: {backends: [{url: "http://a:1"}]}, q: {backends: [{url: "http://a:2"}]}}
@@ -19,5 +20,6 @@ models:
 
 def test_the_strictest_promise_of_its_models_paces_a_pool() -> None:
     """A pool without promises keeps the scheduler's own."""
-    pools = assembly.pools(parse(FILE, environ={}), time.monotonic, Random(1))
-    assert {pool.name: pool.scheduler.rules.objective_s for pool in pools} == {"p": 0.03, "q": 0.1}
+    pools: dict[str, Pool] = {}
+    assembly.fit(pools, parse(FILE, environ={}), time.monotonic, Random(1))
+    assert {name: pool.scheduler.rules.objective_s for name, pool in pools.items()} == {"p": 0.03, "q": 0.1}

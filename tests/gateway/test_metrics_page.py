@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 from gateway.app import Gateway
 from gateway.config import parse
 from gateway.logs import LogWriter
 from gateway.metrics import Family
+from gateway.reload import Reloader
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 MARK = "## Every metric\n"
@@ -17,7 +19,8 @@ EVERYTHING = "pools: {p: {backends: [{url: 'http://b'}]}}\nmodels: {m: {}}\ntele
 
 def families() -> list[Family]:
     """All there are, with every part configured."""
-    return list(Gateway(parse(EVERYTHING, environ={}), lambda line: None, LogWriter(2).metrics).metrics())
+    gateway = Gateway(parse(EVERYTHING, environ={}), lambda line: None, LogWriter(2).metrics)
+    return [*gateway.metrics(), *Reloader(None, gateway, time.time).metrics()]
 
 
 def table() -> str:

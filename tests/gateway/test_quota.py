@@ -50,7 +50,7 @@ def test_durations_look_as_openai_writes_them(us: int, told: str) -> None:
 
 
 def exchange(**told: Any) -> Exchange:
-    x = Exchange("r", 0.0, ENDPOINTS["/v1/chat/completions"], Tenant("acme"))
+    x = Exchange("r", 0.0, ENDPOINTS["/v1/chat/completions"], tenant=Tenant("acme"))
     for name, value in told.items():
         setattr(x, name, value)
     return x

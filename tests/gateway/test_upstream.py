@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -393,6 +394,40 @@ async def test_shutting_down_fails_what_is_being_read_and_closes_what_is_idle() 
         await here.upstream.__aexit__()
         await until(lambda: not fake.tasks)
         await here.upstream.__aenter__()
+
+
+async def test_a_backend_that_is_forgotten_keeps_only_what_is_under_way() -> None:
+    """Its idle connections close at once; the answer that is being read comes to its end."""
+    go_on = asyncio.Event()
+
+    async def script(connection: FakeConnection) -> None:
+        while (await connection.request()).body != b"wait":
+            await connection.answer(b"ok")
+        await go_on.wait()
+        await connection.answer(b"late")
+
+    fake = Fake(script)
+    async with way(fake) as here:
+        await asyncio.gather(here.ask(), here.ask())
+        waiting = asyncio.create_task(here.ask(b"wait"))
+        await until(lambda: fake.hits == 3)
+        assert here.idle == 1
+        here.upstream.forget([here.backend])
+        assert here.idle == 0
+        await until(lambda: len(fake.tasks) == 1)
+        go_on.set()
+        assert await waiting == (200, b"late")
+
+
+async def test_connections_outlive_a_change_of_settings() -> None:
+    """A backend with the same name is the same backend, whatever else is told of it."""
+    fake = Fake(echo)
+    async with way(fake) as here:
+        await here.ask()
+        here.backend = replace(here.backend, timeouts=Timeouts(connect=3.0), authorization=b"Bearer new")
+        await here.ask()
+        assert fake.accepts == 1
+        assert fake.requests[1].header("authorization") == "Bearer new"
 
 
 # -- any order of anything -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_an_emulator_names_what_there_is(wrong: str, known: tuple[str, ...]) -> 
     assert all(name in ended.stderr for name in known)
 
 
-@pytest.mark.parametrize("command", ["serve", "check", "keys new", "emulate", "demo"])
+@pytest.mark.parametrize("command", ["serve", "check", "keys new", "keys list", "tenants", "emulate", "demo"])
 def test_help_teaches(command: str) -> None:
     """With examples that can be copied."""
     ended = run(*command.split(), "--help")
@@ -97,3 +98,42 @@ def test_a_key_is_made_with_its_entry() -> None:
     key = said.partition("shown only now:")[2].split()[0]
     entry = yaml.safe_load(said.partition("for headrace.yaml:")[2])
     assert entry["tenants"]["a: b"]["keys"][0]["sha256"] == sha256(key.encode()).hexdigest()
+
+
+def test_a_key_may_have_a_name_and_an_end() -> None:
+    """As a date or as a duration; the entry that is printed is one that a file may hold."""
+    made = json.loads(run("keys", "new", "acme", "--id", "blue", "--expires", "2031-01-31", "--json").stdout)
+    assert (made["id"], made["expires"]) == ("blue", "2031-01-31T00:00:00Z")
+    said = run("keys", "new", "acme", "--expires", "90d").stdout
+    entry = yaml.safe_load(said.partition("for headrace.yaml:")[2])["tenants"]["acme"]["keys"][0]
+    ends = datetime.fromisoformat(entry["expires"])
+    assert timedelta(days=89) < ends - datetime.now(UTC) <= timedelta(days=90)
+    bad = run("keys", "new", "acme", "--expires", "soon")
+    assert bad.returncode == 2
+    assert "90d" in bad.stderr
+
+
+def test_the_keys_of_a_file_are_listed(tmp_path: Path) -> None:
+    """Whose they are and until when they are good; as a table and for machines."""
+    keys = [{"id": "old", "sha256": "1" * 64, "expires": "2020-01-01"}, {"sha256": "2" * 64}]
+    path = tmp_path / "headrace.yaml"
+    path.write_text(GOOD + yaml.safe_dump({"tenants": {"acme": {"keys": keys}}}))
+    found = json.loads(run("keys", "list", "-c", str(path), "--json").stdout)["keys"]
+    assert [(key["tenant"], key["id"], key["state"], key["expires"]) for key in found] == [
+        ("acme", "old", "expired", "2020-01-01T00:00:00Z"),
+        ("acme", "acme-2", "good", None),
+    ]
+    rows = [line.split() for line in run("keys", "list", "-c", str(path)).stdout.splitlines() if "acme" in line]
+    assert rows == [
+        ["acme", "old", "1" * 12, "expired", "2020-01-01T00:00:00Z"],
+        ["acme", "acme-2", "2" * 12, "good", "never"],
+    ]
+    assert run("keys", "list", "-c", str(tmp_path / "none.yaml")).returncode == 2
+
+
+def test_tenants_are_asked_of_a_gateway_that_runs() -> None:
+    """One that does not is told, with what to look at."""
+    ended = run("tenants", "--admin", "http://127.0.0.1:1")
+    assert ended.returncode == 1
+    assert "server.admin" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -84,11 +84,11 @@ def test_large_bodies_pass_through_tls(chain: Chain) -> None:
 
 
 def test_a_backend_that_cannot_be_trusted_is_not_asked(chain: Chain) -> None:
-    """Its certificate is of an authority that this gateway does not know: 502, and no traceback."""
+    """Its certificate is of an authority that this gateway does not know: 502, or 503 after a probe; no traceback."""
     asked = chain.inner.metric("headrace_requests_total")
     answer = httpx.post(f"{chain.doubtful.api}/v1/chat/completions", json=CHAT, verify=chain.context)
-    assert answer.status_code == 502
-    assert answer.json()["error"]["code"] == "upstream_error"
+    assert answer.status_code in (502, 503)
+    assert answer.json()["error"]["code"] in ("upstream_error", "no_backend_available")
     assert chain.inner.metric("headrace_requests_total") == asked
     assert "Traceback" not in chain.doubtful.log.read_text()
 

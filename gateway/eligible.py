@@ -1,0 +1,73 @@
+"""Which backends of a pool a request may use: those that serve its model, in the regions that its tenant allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+from gateway.backend import Backend
+
+Names = frozenset[str]
+
+
+class Eligible:
+    """Of one pool. An answer is one set that changes when the backends do: a request that waits sees the change."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Names] = {}  # what each backend says that it serves; absent: anything
+        self.wanted: Mapping[str, str] = {}  # by label, what the backends call a model; absent: anything
+        self._regions: dict[str, str | None] = {}
+        self._answers: dict[tuple[str, tuple[str, ...]], set[str] | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Eligible {len(self.models)}/{len(self._regions)} backends say what they serve>"
+
+    def want(self, wanted: Mapping[str, str]) -> None:
+        """These are the pool's models, by label."""
+        self.wanted = wanted
+        self._renew()
+
+    def observe(self, backends: Iterable[Backend]) -> None:
+        """These are the backends now."""
+        self._regions = {backend.name: backend.region for backend in backends}
+        self.models = {name: models for name, models in self.models.items() if name in self._regions}
+        self._renew()
+
+    def serves(self, backend: str, models: Names | None) -> bool:
+        """What a backend says that it serves; None: it does not say. Returns whether that is news."""
+        if self.models.get(backend) == models:
+            return False
+        self.models.pop(backend, None)
+        if models is not None:
+            self.models[backend] = models
+        self._renew()
+        return True
+
+    def lacks(self, backend: str) -> list[str]:
+        """The pool's models that a backend does not serve."""
+        models = self.models.get(backend)
+        return [] if models is None else [name for name in self.wanted.values() if name not in models]
+
+    def backends(self, label: str, residency: tuple[str, ...]) -> Set[str] | None:
+        """The names of those that may be used; None: any. A backend that is not said to be anywhere is in no region."""
+        key = (label, residency)
+        if key not in self._answers:
+            found = self._found(label, residency)
+            self._answers[key] = found if residency or len(found) < len(self._regions) else None
+        return self._answers[key]
+
+    def _renew(self) -> None:
+        for (label, residency), names in list(self._answers.items()):
+            if names is None:
+                del self._answers[label, residency]
+            else:
+                names.clear()
+                names.update(self._found(label, residency))
+
+    def _found(self, label: str, residency: tuple[str, ...]) -> set[str]:
+        model = self.wanted.get(label)
+        return {
+            name
+            for name, region in self._regions.items()
+            if (not residency or region in residency)
+            and (model is None or name not in self.models or model in self.models[name])
+        }

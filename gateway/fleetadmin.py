@@ -1,0 +1,81 @@
+"""The fleet as the admin API shows and changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.address import backend_url
+from gateway.backend import Backend
+from gateway.errors import INVALID_REQUEST, Refused
+from gateway.fleet import Fleet
+from gateway.roster import Roster
+
+Make = Callable[[str, str], Backend]  # of a pool's name and a URL
+
+
+def listed(fleet: Fleet, now: float) -> list[dict[str, Any]]:
+    """Every backend of every pool."""
+    return [
+        _shown(roster, backend, state, now)
+        for roster in fleet.rosters.values()
+        for backend, state in roster.states(now)
+    ]
+
+
+def _shown(roster: Roster, backend: Backend, state: str, now: float) -> dict[str, Any]:
+    member = roster.members.get(backend.name)
+    sight = member.watch.sight if member is not None else None
+    load = roster.pool.statistics().backends.get(backend.name)
+    lacks = roster.pool.eligible.lacks(backend.name)
+    why = sight.why if sight is not None else ""
+    signals = sight.signals if sight is not None else None
+    return {
+        "pool": roster.pool.name,
+        "backend": backend.name,
+        "state": state,
+        "why": why or (f"does not serve {', '.join(lacks)}" if lacks else ""),
+        "running": load.running if load is not None else 0,
+        "gate": load.gate if load is not None else "closed",
+        "region": backend.region,
+        "incarnation": sight.incarnation if sight is not None else 0,
+        "models": sorted(sight.models) if sight is not None and sight.models is not None else None,
+        "engine_running": signals.running if signals is not None else None,
+        "engine_waiting": signals.waiting if signals is not None else None,
+        "kv_share": signals.kv_share if signals is not None else None,
+        "kv_tokens": signals.kv_tokens if signals is not None else None,
+        "signal_age_s": round(now - sight.signals_at, 3) if sight is not None and sight.signals_at else None,
+    }
+
+
+def change(fleet: Fleet, action: str, pool: str | None, url: str, make: Make, now: float) -> dict[str, Any]:
+    """Add, remove, drain or undrain one backend. Returns what it is then. Raises Refused."""
+    if pool is None and len(fleet.rosters) == 1:
+        pool = next(iter(fleet.rosters))
+    roster = fleet.rosters.get(pool or "")
+    if roster is None:
+        raise Refused(INVALID_REQUEST, f"Name the pool: one of {', '.join(fleet.rosters)}.", param="pool")
+    try:
+        name = backend_url(url)
+    except ValueError as error:
+        raise Refused(INVALID_REQUEST, f"url: {error}", param="url") from error
+    known = name in roster.pool.backends
+    if known is (action == "add"):
+        what = "is there already" if known else f"is not in the pool: there are {', '.join(roster.pool.backends)}"
+        raise Refused(INVALID_REQUEST, f"{name} {what}.", param="url")
+    match action:
+        case "add":
+            roster.removed.discard(name)
+            if name not in roster.found:
+                roster.added[name] = make(roster.pool.name, name)
+        case "remove":
+            roster.removed.add(name)
+            roster.added.pop(name, None)
+            roster.drained.discard(name)
+        case "drain":
+            roster.drained.add(name)
+        case _:
+            roster.drained.discard(name)
+    fleet.settle(roster.pool.name)
+    state = next((state for backend, state in roster.states(now) if backend.name == name), "removed")
+    return {"pool": roster.pool.name, "backend": name, "state": state}

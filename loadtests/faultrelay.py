@@ -1,0 +1,208 @@
+"""A TCP relay in front of a backend that misbehaves when it is told to, whatever is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Weather(StrEnum):
+    """What a relay does to its backend's clients. Health probes are GETs, requests are POSTs."""
+
+    FAIR = "fair"
+    KILL = "kill"  # nobody listens, and who was connected is reset
+    STOP = "stop"  # connections are accepted, nothing passes: a stopped process, a half-open path
+    SLOW = "slow"  # every piece of an answer comes 20 times as late
+    ERROR = "error"  # 500 to every request, while its health is fine
+    GARBAGE = "garbage"  # no HTTP
+    HEADERS = "headers"  # a head that never ends
+    RESET = "reset"  # RST in the middle of answers
+    TRUNCATE = "truncate"  # FIN in the middle of answers
+    FLAP = "flap"  # killed and fair in turn, twice a second
+
+
+SLOWER = 20.0
+CUT_BYTES = 700  # into an answer
+FLAP_S = 0.5
+ERROR = b'{"error":{"message":"engine is dead","type":"InternalServerError","param":null,"code":500}}'
+FAILED = b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+HARMS = (Weather.ERROR, Weather.GARBAGE, Weather.HEADERS)  # only requests meet these
+
+
+@dataclass(eq=False)
+class FaultRelay:
+    """`await start()`, then set `weather` by `turn`. `posts` are the times of the requests that reached it."""
+
+    target_port: int
+    port: int = 0
+    weather: Weather = Weather.FAIR
+    posts: list[float] = field(default_factory=list)
+    _server: asyncio.Server | None = None
+    _links: set[_Client] = field(default_factory=set)
+    _flapping: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Client(self), "127.0.0.1", self.port, backlog=1024)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def turn(self, weather: Weather) -> None:
+        """From now on."""
+        if self._flapping is not None:
+            self._flapping.cancel()
+            self._flapping = None
+        self.weather = weather
+        if weather is Weather.FLAP:
+            self._flapping = asyncio.create_task(self._flap())
+        elif weather is Weather.KILL:
+            self.stop()
+        else:
+            await self._stand()
+        for link in list(self._links):
+            link.weather_changed()
+
+    def stop(self) -> None:
+        """Refuse connections, and reset those that stand."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for link in list(self._links):
+            link.reset()
+
+    async def _stand(self) -> None:
+        if self._server is None:
+            await self.start()
+
+    async def _flap(self) -> None:
+        while True:
+            self.stop()
+            await asyncio.sleep(FLAP_S)
+            await self._stand()
+            await asyncio.sleep(FLAP_S)
+
+
+class _Client(asyncio.Protocol):
+    """One connection of the gateway, and the one to the backend that belongs to it."""
+
+    def __init__(self, relay: FaultRelay) -> None:
+        self.relay = relay
+        self.transport: asyncio.Transport | None = None
+        self.backend: asyncio.Transport | None = None
+        self.asked_at = 0.0
+        self.answered = 0
+        self.held: list[bytes] = []
+        self.back: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        self.relay._links.add(self)
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, protocol = await loop.create_connection(lambda: _Backend(self), "127.0.0.1", self.relay.target_port)
+        except OSError:
+            self.reset()
+            return
+        self.backend = protocol.transport
+        self.weather_changed()
+
+    def data_received(self, data: bytes) -> None:
+        weather = self.relay.weather
+        if data.startswith((b"POST ", b"GET ")):
+            self.asked_at, self.answered = time.monotonic(), 0
+        if data.startswith(b"POST "):
+            self.relay.posts.append(time.monotonic())
+            if weather in HARMS:
+                self._harm(weather)
+                return
+        self.held.append(data)
+        self.weather_changed()
+
+    def weather_changed(self) -> None:
+        """Let pass what may pass now."""
+        if self.relay.weather is Weather.STOP:
+            return
+        if self.backend is not None:
+            held, self.held = self.held, []
+            self.backend.write(b"".join(held))
+        back, self.back = self.back, []
+        if back and self.transport is not None:
+            self.transport.write(b"".join(back))
+
+    def answer(self, data: bytes) -> None:
+        """A piece of the backend's."""
+        assert self.transport is not None
+        weather, before = self.relay.weather, self.answered
+        self.answered += len(data)
+        if weather is Weather.STOP:
+            self.back.append(data)
+        elif weather is Weather.SLOW:
+            late_s = (time.monotonic() - self.asked_at) * (SLOWER - 1)
+            asyncio.get_running_loop().call_later(late_s, self._write, data)
+        elif weather in (Weather.RESET, Weather.TRUNCATE) and self.answered > CUT_BYTES:
+            self.transport.write(data[: max(0, CUT_BYTES - before)])
+            self.reset() if weather is Weather.RESET else self.transport.close()
+        else:
+            self.transport.write(data)
+
+    def _write(self, data: bytes) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def _harm(self, weather: Weather) -> None:
+        assert self.transport is not None
+        if weather is Weather.ERROR:
+            self.transport.write(FAILED % (len(ERROR), ERROR))
+        elif weather is Weather.GARBAGE:
+            self.transport.write(b"\x16\x03\x01\x02 this is no HTTP\r\n\r\n")
+            self.transport.close()
+        else:
+            self.transport.write(b"HTTP/1.1 200 OK\r\n")
+            self._endless()
+
+    def _endless(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(b"x-filler: %b\r\n" % (b"y" * 500) * 20)
+            asyncio.get_running_loop().call_later(0.01, self._endless)
+
+    def reset(self) -> None:
+        """Close with RST."""
+        if self.transport is not None:
+            sock: socket.socket = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.relay._links.discard(self)
+        self._connecting.cancel()
+        if self.backend is not None:
+            self.backend.abort()
+
+
+class _Backend(asyncio.Protocol):
+    def __init__(self, client: _Client) -> None:
+        self.client = client
+        self.transport: asyncio.Transport | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self.client.answer(data)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        if self.client.transport is None or self.client.transport.is_closing():
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.client.relay.weather is not Weather.STOP and self.client.transport is not None:
+            self.client.transport.close()
