@@ -29,12 +29,12 @@ from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
 from gateway.watch import Plan
-from policies.health import HealthRules
 from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
 from policies.types import BATCH, ClassPolicy
+from policies.verdicts import HealthRules
 
 ANONYMOUS = "anonymous"
 UNKEYED = b"headrace"
