@@ -118,7 +118,8 @@ class Health:
         record, rules = self.records.get(name), self.rules
         if record is None:
             return False
-        record.good, record.bad, record.silent = (record.good + 1, 0, False) if good else (0, record.bad + 1, silent)
+        record.good, record.bad = (record.good + 1, 0) if good else (0, record.bad + 1)
+        record.silent = record.silent if good else silent
         if good and record.good >= rules.healthy_after:
             refuted = record.refused and record.ejected_until is not None
             if refuted:

@@ -184,6 +184,8 @@ def test_silence_everywhere_at_once_is_not_believed() -> None:
     assert all(verdict.open and verdict.state is State.DOWN for verdict in health.verdicts(0.0).values())
     for name in "ab":
         health.probed(name, True, 0.1)
+    assert all(verdict.open for verdict in health.verdicts(0.1).values())  # the first good probe shuts nobody out
+    for name in "ab":
         health.probed(name, True, 0.1)
     assert [verdict.open for verdict in health.verdicts(0.1).values()] == [True, True, False, False]
     for name in NAMES:
