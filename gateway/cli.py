@@ -18,6 +18,7 @@ from gateway.discovery import Undiscoverable
 from gateway.emulate import emulate
 from gateway.given import given
 from gateway.keys import keys
+from gateway.logview import logs
 from gateway.serve import serve as serve_gateway
 from gateway.tenants import tenants
 
@@ -44,6 +45,7 @@ main.add_command(emulate)
 main.add_command(backends)
 main.add_command(keys)
 main.add_command(tenants)
+main.add_command(logs)
 
 
 @main.command()

@@ -261,7 +261,7 @@ class Pool:
 
     def _count_all(self, now: float) -> None:
         """Before a decision: whether the streams of a backend can afford a prefill shows in their tokens."""
-        if now - self._told_at > COUNT_S:
+        if now - self._told_at >= COUNT_S:
             self._told_at = now
             for backend in self.tallies:
                 self._count(backend, now)

@@ -132,7 +132,11 @@ class Slo(Section):
     """What counts as good."""
 
     ttft: Seconds | None = option(None, "time to the first token", gt=0)
-    itl: Seconds | None = option(None, "time between two tokens", gt=0)
+    itl: Seconds | None = option(
+        None,
+        "time between two tokens; the strictest in a pool paces its prefills (100ms if left out)",
+        gt=0,
+    )
 
 
 class Model(Section):

@@ -78,10 +78,11 @@ class Telemetry:
             and self._tracer.keep(Finished(x, wall, tenant, cause, _prompt(x)))
         ):
             trace_id = x.trace.text
-        self._requests.count(x, tenant, spent, judged, (trace_id, wall))
-        self._pools.count(x)
+        usage = x.meter.usage if x.meter is not None else None
+        self._requests.count(x, usage, tenant, spent, judged, (trace_id, wall))
+        self._pools.count(x, usage)
         if self._log_share >= 1.0 or x.fault or cause or self._rng.random() < self._log_share:
-            self._write_log(request_line(x, wall, cause))
+            self._write_log(request_line(x, usage, wall, cause))
 
     def metrics(self, alive: Collection[tuple[str, str]]) -> Iterator[Family]:
         """What is told of requests. Backends that are not `alive`, each by its pool and name, are forgotten."""

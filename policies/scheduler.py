@@ -67,9 +67,9 @@ class Scheduler:
         quantum = (rules.quantum_tokens, rules.quantum_requests) if shares else (inf, inf)
         self._room = WaitingRoom(rules, classes, lambda: FairShare(self._key(), *quantum))
         self._choice = Choice(routing, self._pool, self._room, rng)
-        self._rng = rng
         self._running = Running(self._pool, self._room)
         self._unseen = self._running.unseen
+        self._rng = rng
         self._lost: list[Ticket] = []
         self._forecast = Forecast(self._pool, self._room)
         self._drain = self._forecast.drain

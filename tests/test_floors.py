@@ -22,8 +22,8 @@ policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
 gateway: secret section address yamlfile http1 link exposition redislink vitals
 gateway: poolschema
-gateway: schema errors backend catalog sharedstore signals discovery
-gateway: consistency exchange isolation eligible blame
+gateway: schema errors backend catalog sharedaccount signals discovery
+gateway: consistency exchange isolation sharedstore eligible blame
 gateway: config wire answers dialects reply timeline
 gateway: reading turn jobs pool given errand requestlog spans
 gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
@@ -54,7 +54,7 @@ loadtests: faults oneshot
 loadtests: emulator replay report overhead
 loadtests: capacity decision crowd faultrelay
 loadtests: chaos rollout
-gateway: demo emulate keys
+gateway: demo emulate keys logview
 gateway: adminport
 gateway: tenants backends
 gateway: cli

@@ -83,7 +83,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "whoever returns from idle has saved up": (
         "queues",
         "            flow.served = max(flow.served, self._floor(ticket))\n",
-        "",
+        "            pass\n",
     ),
     "no shares at all": ("scheduler", "if shares else (inf, inf)", "if False else (inf, inf)"),
     "the quantum is not kept": ("queues", "self._least() + self.quantum)", "self._least() + 99 * self.quantum)"),

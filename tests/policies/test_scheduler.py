@@ -30,7 +30,7 @@ from policies.types import (
 
 RATE = 10_000.0  # tokens per second, of Rules
 PATIENT = replace(INTERACTIVE, max_queued=10_000, max_queued_tokens=1 << 40, max_wait_s=1e6)
-LATER = replace(BATCH, max_wait_s=1e6)
+LATER = replace(BATCH, max_wait_s=1e6, ceiling=0.5, kv_ceiling=0.6)
 
 
 class Scene:
