@@ -29,12 +29,12 @@ from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
 from gateway.watch import Plan
-from policies.health import HealthRules
 from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
 from policies.types import BATCH, ClassPolicy
+from policies.verdicts import HealthRules
 
 ANONYMOUS = "anonymous"
 UNKEYED = b"headrace"
@@ -241,7 +241,7 @@ def backend(settings: schema.Config, pool: str, url: str) -> Backend:
 
 
 def searches(settings: schema.Config, rng: Random) -> dict[str, Search]:
-    """Where the pools that do not name their backends look for them. Raises OSError where it cannot be asked at all."""
+    """Where the pools that do not name their backends look for them. Raises Undiscoverable."""
     found = {}
     for name, told in settings.pools.items():
         if told.discovery is not None:
@@ -255,8 +255,9 @@ def _source(told: Discovery, rng: Random) -> Source:
         return Dns(host, int(port))
     assert told.kubernetes is not None
     known = told.kubernetes
+    cluster = Cluster.inside()
     namespace = known.namespace or (ACCOUNT / "namespace").read_text().strip()
-    return Kubernetes(Cluster.inside(), namespace, known.service, known.port, rng)
+    return Kubernetes(cluster, namespace, known.service, known.port, rng)
 
 
 def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLContext | None) -> Backend:

@@ -13,7 +13,7 @@ from gateway.eligible import Eligible
 from gateway.errors import GatewayError
 from gateway.exchange import Attempt, Exchange, Tally
 from gateway.reply import Clock
-from policies.health import Found, Health, State
+from policies.health import Health
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.shares import TimeShare
@@ -29,6 +29,7 @@ from policies.types import (
     Statistics,
     Usage,
 )
+from policies.verdicts import Found, State
 
 Placed = tuple[Dispatch, Backend]
 

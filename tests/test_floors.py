@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # One line a floor, the ground first.
 PLAN = """
-policies: types rules
+policies: types rules verdicts
 policies: limits estimate prefix retry health shares
 policies: backend leases
 policies: queues admission routing unseen

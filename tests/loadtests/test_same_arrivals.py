@@ -46,7 +46,7 @@ from loadtests.workload import Call
 from policies.prefix import digests
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import Dispatch, Drop, Ending, Job, Reason, RemoteLoad, Usage
+from policies.types import BackendView, Dispatch, Drop, Ending, Job, Reason, RemoteLoad, Usage
 from tests.faults.fakes import completion, event
 
 PIECE = 256  # tokens, of four bytes each: the gateway's own digests then stand where the simulator's do
@@ -141,7 +141,11 @@ class Inside:
         known = [Backend(name, "p", name, 80, b"", b"", None, None, timeouts) for name in backends]
         self.loop = loop
         self.pool = Pool("p", known, inner, RetryBudget(rng=Random(1)), clock)
-        self.dispatcher = Dispatcher([self.pool], Jobs(Seeds(SECRET)), clock)
+        self.pool.see(
+            BackendView(name, concurrency=SCENARIO.max_seqs, kv_tokens=SCENARIO.kv_tokens) for name in backends
+        )
+        self.dispatcher = Dispatcher(Jobs(Seeds(SECRET)), clock)
+        self.dispatcher.pools["p"] = self.pool
         self.catalog = Catalog([Model("m", "p")], 0)
         self.exchanges: dict[int, Exchange] = {}
         self.ends: dict[int, asyncio.Future[None]] = {}
