@@ -15,7 +15,8 @@ PLAN = """
 policies: types rules
 policies: limits estimate prefix retry health
 policies: backend
-policies: queues admission routing unseen
+policies: lanes admission routing unseen
+policies: queues
 policies: pool waiting
 policies: choice forecast running
 policies: scheduler

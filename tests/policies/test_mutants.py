@@ -58,12 +58,12 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "return fits",
     ),
     "a flow stays stale after its head has gone": (
-        "queues",
+        "lanes",
         "            elif lane.shown is item:\n                lane.show()\n",
         "",
     ),
     "a flow that had too much is never shown again": (
-        "queues",
+        "lanes",
         "            elif lane.later:\n                lane.later = False\n                lane.show()\n",
         "            elif lane.later:\n                lane.later = False\n",
     ),
