@@ -174,8 +174,10 @@ def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Rand
 def _judging(pool: Pool, settings: schema.Config, told: schema.Pool) -> None:
     """How the pool judges its backends from now on."""
     rules = told.health
-    pool.health.rules = HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject)
     pool.probed = rules.interval > 0
+    pool.health.configure(HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject), probed=pool.probed)
+    if not pool.probed:
+        pool.eligible.forget()  # nobody asks any more what they serve
     pool.eligible.want(_wanted(settings, pool.name))
 
 

@@ -198,6 +198,19 @@ async def test_other_limits_get_back_what_was_held_under_those_before() -> None:
             assert left["tokens"] < min(50, held["tokens"])
 
 
+async def test_backends_are_back_when_nobody_asks_for_their_health_any_more() -> None:
+    """A path that answers nothing good took them out; without probes nothing would ever bring them back."""
+    async with Fake(healthy, control=lambda _: (404, b"{}")) as fake:
+        config = pool(fake.url)
+        config["pools"]["p"]["health"] = {"path": "/nowhere", "interval": "100ms"}
+        async with House(config, [fake]) as house:
+            await house.eventually(lambda: len(fake.probes) > 3, "it is probed")
+            assert (await house.ask(chat())).status == 503
+            config["pools"]["p"]["health"] = {"interval": "0s"}
+            apply(house, config)
+            assert (await house.ask(chat())).status == 200
+
+
 async def test_residency_is_kept() -> None:
     """Retries included: a tenant of one region is served there or not at all, whoever else could."""
     tenants = {"t": {"keys": [{"sha256": DIGEST}], "residency": ["eu"]}}

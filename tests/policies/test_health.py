@@ -321,3 +321,21 @@ def test_whatever_happens(steps: list[tuple[str, Any, float]]) -> None:
             trials[name] = False
             health.ended(name, Found.GOOD, now, trial=trial, tokens=100)
     assert all(verdict.open for verdict in health.verdicts(now + 2 * RULES.ramp_s).values())
+
+
+def test_a_witness_that_is_not_asked_any_more_has_said_nothing() -> None:
+    """Without probes nobody is down, without ejection nobody is on trial. What the other one said holds."""
+    health = pool(probed=True)
+    for name in NAMES:
+        health.probed(name, name != "a", 0.5)
+        health.probed(name, name != "a", 0.6)
+    for now in (1.0, 1.1):
+        health.ended("b", Found.REFUSED, now)
+    assert [state(health, name, 1.2) for name in "abc"] == [State.DOWN, State.EJECTED, State.UP]
+    health.configure(RULES, probed=False)
+    assert [state(health, name, 1.2) for name in "abc"] == [State.UP, State.EJECTED, State.UP]
+    health.started("b", 9.0)
+    health.configure(HealthRules(eject=False), probed=False)
+    assert [state(health, name, 9.0) for name in "abc"] == [State.UP] * 3
+    assert not health.ended("b", Found.FAULT, 9.1, trial=True)
+    assert state(health, "b", 9.1) is State.UP
