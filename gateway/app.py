@@ -82,7 +82,7 @@ class Gateway:
         )
         self.tracer = assembly.tracer(settings, Random())  # noqa: S311 (ids need not be secret)
         self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
-        self.telemetry.configure(settings, generation=1)
+        self.telemetry.configure(settings)
         self.vitals = Vitals(self.clock, time.time)
         self.vitals.on_strain = self._strained
         self.ledger = Ledger(time.time, self.telemetry.label)
@@ -131,15 +131,14 @@ class Gateway:
     def apply(self, settings: Config) -> None:
         """What begins from now on is judged by `settings`. Whatever is under way keeps its place: running answers,
         queues, what was learned, connections. A pool that is not named any more serves those who began before. Raises
-        OSError, and changes nothing, where backends cannot be looked for as `settings` say."""
+        OSError or Undiscoverable, and changes nothing, where backends cannot be looked for as `settings` say."""
         searches = assembly.searches(settings, self._rng)
-        before = self.generation
-        now = assembly.generation(before.number + 1, settings, self._created, self._used)
+        now = assembly.generation(self.generation.number + 1, settings, self._created, self._used)
         pools = self.dispatcher.pools
         assembly.fit(pools, settings, self.clock, self._rng)
         self.dispatcher.jobs.reseed(assembly.seeds(settings))
         self.quota.apply(assembly.limits(settings))
-        self.telemetry.configure(settings, generation=now.number)
+        self.telemetry.configure(settings)
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
@@ -148,8 +147,8 @@ class Gateway:
             self._tidy()
 
     def _plan(self, settings: Config, searches: Mapping[str, Search]) -> None:
-        found, make = assembly.found(settings), partial(assembly.backend, settings)
-        self.fleet.plan(assembly.plans(settings), found, searches, make)
+        make = partial(assembly.backend, settings)
+        self.fleet.plan(assembly.plans(settings), assembly.found(settings), searches, make)
 
     def _tidy(self) -> None:
         """Pools go when everybody has left who began while a configuration named them."""
@@ -170,7 +169,7 @@ class Gateway:
         return "draining" if self.leaving or self.draining else ""
 
     def metrics(self) -> Iterator[Family]:
-        """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
+        """What each part tells of itself, when somebody scrapes."""
         yield from self.telemetry.metrics(self.dispatcher.alive())
         yield from self.dispatcher.metrics()
         yield from self.dispatcher.costs()

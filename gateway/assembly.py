@@ -29,12 +29,12 @@ from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
 from gateway.watch import Plan
-from policies.health import HealthRules
 from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
 from policies.types import BATCH, ClassPolicy
+from policies.verdicts import HealthRules
 
 ANONYMOUS = "anonymous"
 UNKEYED = b"headrace"
@@ -243,7 +243,7 @@ def backend(settings: schema.Config, pool: str, url: str) -> Backend:
 
 
 def searches(settings: schema.Config, rng: Random) -> dict[str, Search]:
-    """Where the pools that do not name their backends look for them. Raises OSError where it cannot be asked at all."""
+    """Where the pools that do not name their backends look for them. Raises Undiscoverable."""
     found = {}
     for name, told in settings.pools.items():
         if told.discovery is not None:
@@ -256,7 +256,8 @@ def _source(told: Discovery, rng: Random) -> Source:
         host, _, port = told.dns.rpartition(":")
         return Dns(host, int(port))
     assert told.kubernetes is not None
-    known, cluster = told.kubernetes, Cluster.inside()
+    known = told.kubernetes
+    cluster = Cluster.inside()
     namespace = known.namespace or (ACCOUNT / "namespace").read_text().strip()
     return Kubernetes(cluster, namespace, known.service, known.port, rng)
 

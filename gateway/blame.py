@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gateway.errors import Phase, UpstreamFailed, UpstreamTimeout
-from policies.health import Found, Health
+from policies.health import Health
+from policies.verdicts import Found
 
 MOST_REST_S = 10.0
 

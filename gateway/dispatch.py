@@ -26,9 +26,9 @@ from gateway.jobs import Jobs
 from gateway.metrics import Counter, Family, Gauge
 from gateway.pool import Placed, Pool
 from gateway.reply import Clock
-from policies.health import Found
 from policies.shares import TimeShare
 from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics, Usage
+from policies.verdicts import Found
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full"),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.config import Config, ConfigError, Problem, changes, effective, load
+from gateway.discovery import Cluster, Undiscoverable
 from gateway.generation import Generation
 from gateway.metrics import Counter, Family, Gauge
 from gateway.secret import Secret
@@ -44,7 +45,7 @@ class Subject(Protocol):
     def generation(self) -> Generation: ...
 
     def apply(self, settings: Config) -> None:
-        """Raises OSError where that cannot be done here; then nothing is changed."""
+        """Raises OSError or Undiscoverable where that cannot be done here; then nothing is changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class Reloader:
                 on_change(found.settings)
             if found.changes:
                 self._subject.apply(found.settings)
-        except OSError as error:  # what the file asks of this machine is not there
+        except (OSError, Undiscoverable) as error:  # what the file asks of this machine is not there
             return self._keep((Problem(str(self._path), str(error)),), cause)
         if found.files != self._files:
             self._files, self._seen = found.files, mark(found.files)
@@ -236,7 +237,14 @@ def _mark(path: Path) -> tuple[int, int, int, int] | None:
 
 
 def _unfit(settings: Config, path: Path) -> Problem | None:
-    """A certificate that cannot be served with its key, or that is none."""
+    """What is well said and cannot be done here: backends that cannot be looked for, and a certificate that cannot be
+    served with its key, or that is none."""
+    for name, pool in settings.pools.items():
+        if pool.discovery is not None and pool.discovery.kubernetes is not None:
+            try:
+                Cluster.inside()
+            except Undiscoverable as error:
+                return Problem(str(path), str(error), ("pools", name, "discovery", "kubernetes"))
     tls = settings.server.tls
     if tls is None:
         return None

@@ -42,8 +42,8 @@ class Telemetry:
         self._objectives: dict[str, Objective] = {}
         self._log_share = 1.0
 
-    def configure(self, settings: Config, generation: int) -> None:
-        """From now on it is as in `settings`, the `generation`-th that this process has."""
+    def configure(self, settings: Config) -> None:
+        """From now on it is as in `settings`."""
         self._log_share = settings.telemetry.log_sample
         self._tenants = frozenset(islice(settings.tenants or ("anonymous",), settings.telemetry.tenants))
         self._objectives = {
@@ -54,7 +54,6 @@ class Telemetry:
         if self._tracer is not None:
             self._tracer.share = settings.telemetry.sample
             self._tracer.setting = Setting(
-                generation,
                 {name: str(told.engine) for name, told in settings.pools.items()},
                 {name: told.upstream_name for name, told in settings.models.items() if told.upstream_name},
             )

@@ -12,10 +12,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # One line a floor, the ground first.
 PLAN = """
-policies: types rules
+policies: types rules verdicts
 policies: limits estimate prefix retry health shares
 policies: backend leases
-policies: queues admission routing unseen
+policies: lanes admission routing unseen
+policies: queues
 policies: pool waiting
 policies: choice forecast running
 policies: scheduler

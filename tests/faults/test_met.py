@@ -317,7 +317,7 @@ async def test_b146_the_first_token_is_stamped_when_it_comes(gateway: GatewayPro
     answers = await asyncio.gather(*(ask(gateway.port, post(fields, path)) for _ in range(number)))
     assert {answer.status for answer in answers} == {200}
     samples = await gateway.since()
-    high = 0.5  # a case says 0.4
+    high = 0.75  # a case says 0.4, on a machine of its own
     assert within(samples, "headrace_ttft_seconds", 0.2, high) == number
     assert total(samples, "headrace_ttft_seconds_count") == number
     low, top = (5.0, 7.5) if FULL else (0.75, 1.5)
@@ -354,10 +354,10 @@ async def test_b147_a_role_is_no_token_and_a_thought_is(gateway: GatewayProcess,
     await asyncio.gather(*waiting)
     await gateway.eventually(lambda: len(gateway.lines) == 2, "both are logged")
     lines = sorted(gateway.lines, key=lambda line: float(line["queue_ms"]))
-    assert 300 <= lines[0]["ttft_ms"] < 500
-    assert lines[1]["queue_ms"] >= 750 and 1050 <= lines[1]["ttft_ms"] < 1500
+    assert 300 <= lines[0]["ttft_ms"] < 780  # the text comes at 810
+    assert lines[1]["queue_ms"] >= 750 and 1050 <= lines[1]["ttft_ms"] < 2500
     samples = await gateway.since()
-    assert within(samples, "headrace_ttft_seconds", 0.3, 0.5) == 1
+    assert within(samples, "headrace_ttft_seconds", 0.3, 0.75) == 1
     assert total(samples, "headrace_ttft_seconds_count") == 2
     waited = await gateway.metric("headrace_ttft_part_seconds_sum", part="queue")
     assert waited == pytest.approx(sum(line["queue_ms"] for line in lines) / 1000, abs=1e-3)

@@ -11,7 +11,7 @@ import pytest
 
 from gateway import assembly
 from gateway.config import parse
-from gateway.discovery import Endpoint
+from gateway.discovery import Endpoint, Undiscoverable
 from gateway.fleetadmin import change
 from tests.faults.fakes import DONE, Fake, FakeConnection, event, healthy
 from tests.faults.process import DIGEST, KEY, pool
@@ -213,6 +213,21 @@ async def test_backends_are_back_when_nobody_asks_for_their_health_any_more() ->
             config["pools"]["p"]["health"] = {"interval": "0s"}
             apply(house, config)
             assert (await house.ask(chat())).status == 200
+
+
+async def test_what_cannot_be_done_here_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discovery by Kubernetes where there is none: no part of such a configuration holds."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    config = pool("http://127.0.0.1:1")
+    async with House(config, []) as house:
+        gateway = house.gateway
+        before, pools = gateway.generation, gateway.dispatcher.pools.copy()
+        config["pools"]["k"] = {"discovery": {"kubernetes": {"service": "vllm", "port": 8000}}}
+        config["models"] = {"m": {"pool": "p"}, "k": {"pool": "k"}}
+        with pytest.raises(Undiscoverable):
+            apply(house, config)
+        assert gateway.generation is before
+        assert gateway.dispatcher.pools == pools
 
 
 async def test_backends_that_were_found_or_added_get_the_settings_of_their_pool() -> None:
