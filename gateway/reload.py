@@ -152,6 +152,8 @@ class Reloader:
         if self._path is None:
             return (), (Problem("headrace", "there is no file: it was started with --backend"),)
         seen = mark(self._files)
+        if self._path.is_fifo():  # to open it would wait for its writer, and the end of the process with it
+            return seen, (Problem(str(self._path), "is a pipe, which can be read at the start only"),)
         try:
             settings = load(self._path)
         except ConfigError as error:

@@ -182,6 +182,19 @@ async def test_a_file_that_asks_for_what_is_not_here_changes_nothing(tmp_path: P
         assert await gateway.metric("headrace_config_generation") == 2
 
 
+async def test_a_pipe_in_place_of_the_file_holds_nothing_up(tmp_path: Path, a: Fake) -> None:
+    """It is refused like a bad file; the next good file is taken, and the process ends when it should."""
+    async with GatewayProcess(pool(a.url, server=SERVER), tmp_path) as gateway:
+        gateway.path.unlink()
+        os.mkfifo(gateway.path)
+        answer = (await gateway.admin("/admin/reload", "POST")).json()
+        assert (answer["result"], answer["problems"][0]["message"]) == (
+            "failed",
+            "is a pipe, which can be read at the start only",
+        )
+        assert (await gateway.reloaded(pool(a.url, server=SERVER, classes={"night": {}})))["result"] == "applied"
+
+
 async def test_a_file_that_changes_is_taken(tmp_path: Path, a: Fake, b: Fake) -> None:
     """Replaced, written in place, and behind the symbolic links of a Kubernetes ConfigMap that are swapped; a signal
     reads it, too. A bad one is told, and the same good one again is no new generation."""
