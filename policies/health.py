@@ -238,9 +238,12 @@ class Health:
         return True
 
     def _accuse(self, record: Record, now: float, cost_s: float) -> bool:
-        """Eject it, unless that would be more than half; all of them, if there is nobody left to spare."""
+        """Eject it, unless that would be more than half; all of them, if there is nobody left to spare. The only one
+        is out when nobody is there, but not for its faults: they tell clients more than that it is out would."""
         record.suspect = True
         records = self.records.values()
+        if len(records) == 1 and record.refusals < self.rules.refusals:
+            return False
         out = sum(1 for each in records if each.probed is False or each.ejected_until is not None)
         if out + 1 <= len(self.records) // 2:
             self._eject(record, now, cost_s, refused=record.refusals >= self.rules.refusals)

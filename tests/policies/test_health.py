@@ -75,7 +75,17 @@ def test_at_most_half_of_a_pool_is_ejected_while_the_rest_serves() -> None:
     assert [state(health, name, 0.2) for name in NAMES] == [State.EJECTED, State.EJECTED, State.UP, State.UP]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_only_backend_stays_for_its_faults_and_goes_when_nobody_is_there() -> None:
+    """What it answers tells a client more than that it is out; where nothing answers there is nothing to tell."""
+    health = pool(1)
+    assert not any(health.ended("a", Found.FAULT, 0.1 * number) for number in range(20))
+    assert health.verdicts(2.0)["a"].open
+    health.ended("a", Found.REFUSED, 2.1)
+    assert health.ended("a", Found.REFUSED, 2.2)
+    assert not health.verdicts(2.2)["a"].open
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
 def test_all_are_ejected_when_all_fail(count: int) -> None:
     """Then it is really all down, and who asks is told so at once."""
     health = pool(count)
