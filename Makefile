@@ -6,7 +6,7 @@ STAMP := .venv/.ready
 NODE := tests/clients/node
 NODE_STAMP := $(NODE)/node_modules/.ready
 
-.PHONY: demo test check fmt bench bench-peers chaos soak eval node-client lock clean
+.PHONY: demo test check fmt bench bench-peers chaos soak eval replay node-client lock clean
 
 demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -36,6 +36,9 @@ chaos: $(STAMP)         ## faults at random under load, 10 minutes for each of 3
 
 soak: $(STAMP)          ## one hour at a steady load without faults: nothing may grow
 	@$(BIN)/python -m loadtests.chaos --soak --seconds $${SECONDS_EACH:-3600} --seeds 1
+
+replay: $(STAMP)       ## replay a trace over HTTP through every proxy that is installed (quarter of an hour)
+	@$(BIN)/python -m loadtests.replay
 
 eval: $(STAMP)          ## simulate the evaluation (hours; goes on where it was) into loadtests/results/
 	@$(BIN)/python -m loadtests.report --jobs $${JOBS:-1}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from random import Random
-from secrets import token_bytes, token_hex
+from secrets import token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
@@ -31,10 +31,12 @@ from gateway.watch import Plan
 from policies.health import HealthRules
 from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
+from policies.rules import Rules
 from policies.scheduler import Scheduler
-from policies.types import ClassPolicy
+from policies.types import BATCH, ClassPolicy
 
 ANONYMOUS = "anonymous"
+UNKEYED = b"headrace"
 
 
 def generation(number: int, settings: schema.Config, created: int, used: dict[bytes, float]) -> Generation:
@@ -140,8 +142,9 @@ def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
 
 
 def seeds(settings: schema.Config) -> Seeds:
-    """Keyed by the configured secret, so that replicas agree, or by one of this process."""
-    return Seeds(_secret(settings) or token_bytes(32))
+    """Keyed by the configured secret. Without one there is nobody to keep apart, and replicas and restarts must still
+    agree on whose favourite a prompt is."""
+    return Seeds(_secret(settings) or UNKEYED)
 
 
 def _secret(settings: schema.Config) -> bytes:
@@ -152,11 +155,11 @@ def _secret(settings: schema.Config) -> bytes:
 def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Random) -> None:
     """Make the pools what the configuration says: those that it names are changed, or made with their backends; others
     stay as they are. Which backends a pool has later is the fleet's to say."""
-    classes = _classes(settings)
+    classes = [_class(label, told) for label, told in settings.classes.items()]
     for name, told in settings.pools.items():
         pool = pools.get(name)
         if pool is None:
-            scheduler = Scheduler(rng, routing=told.routing, classes=classes)
+            scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
             retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
             pool = pools[name] = Pool(name, (), scheduler, retries, clock)
             _judging(pool, settings, told)
@@ -174,17 +177,25 @@ def _judging(pool: Pool, settings: schema.Config, told: schema.Pool) -> None:
     pool.eligible.want(_wanted(settings, pool.name))
 
 
-def _classes(settings: schema.Config) -> list[ClassPolicy]:
-    return [
-        ClassPolicy(
-            name,
-            told.max_queued,
-            told.max_queued_tokens,
-            max_wait_s=told.max_wait,
-            ceiling=told.ceiling,
-        )
-        for name, told in settings.classes.items()
-    ]
+def _rules(settings: schema.Config, pool: str) -> Rules:
+    """The scheduler's constants, with the strictest promise that a model of the pool makes its streams."""
+    promised = [model.slo.itl for model in settings.models.values() if model.pool == pool and model.slo.itl]
+    return Rules(objective_s=min(promised)) if promised else Rules()
+
+
+def _class(name: str, told: schema.Class) -> ClassPolicy:
+    """What may fill only a part of a pool is work that nobody watches: its streams have no objective."""
+    background = told.ceiling < 1.0
+    return ClassPolicy(
+        name,
+        told.max_queued,
+        told.max_queued_tokens,
+        max_wait_s=told.max_wait,
+        paced=not background,
+        ceiling=told.ceiling,
+        kv_ceiling=BATCH.kv_ceiling if background else 1.0,
+        floor=told.floor,
+    )
 
 
 def _wanted(settings: schema.Config, pool: str) -> dict[str, str]:

@@ -68,7 +68,7 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
         raise click.UsageError("With a file, the addresses stand in it: server.listen and server.admin.")
     settings = given(path) if path else _opened(backends, listen or "127.0.0.1:8080", admin or "127.0.0.1:9090")
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("headrace").setLevel(logging.INFO)
+    logging.getLogger("headrace").setLevel(logging.INFO)  # of other libraries only errors
     try:
         uvloop.run(serve_gateway(settings, path, ready=partial(_announce, as_json)))
     except OSError as error:

@@ -42,10 +42,12 @@ NOT_FORWARDED = HOP_BY_HOP | frozenset(
         b"expect",
         b"forwarded",
         b"host",
+        b"priority",
         b"x-api-key",
         b"x-custom-labels",
         b"x-data-parallel-rank",
         b"x-goog-api-key",
+        b"x-priority",
         b"x-real-ip",
         b"x-request-id",
     )

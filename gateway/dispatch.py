@@ -175,12 +175,13 @@ class Slot:
             try:
                 placed = await placed
             except BaseException:
-                pool.leave(self._id, Ending.IGNORED, None)
+                pool.leave(self._id, Ending.IGNORED)
                 raise
         if isinstance(placed, Drop):
             raise self._refused(placed)
         decision, backend = placed
-        attempt = Attempt(backend, decision, self._clock(), on_first_token=self._first_token)
+        tally = pool.tallies[backend.name]
+        attempt = Attempt(backend, decision, self._clock(), on_first_token=self._first_token, tally=tally)
         x.attempts.append(attempt)
         if x.trace is not None:
             attempt.trace_headers = x.trace.headers(len(x.attempts))
@@ -208,7 +209,8 @@ class Slot:
         if usage is not None and exc is None:
             self._dispatcher.jobs.learn(self._exchange, usage)
         self._judge(exc, usage)
-        self._pool.leave(self._id, ending, usage)
+        seen_tokens = 0 if meter is None else meter.tokens
+        self._pool.leave(self._id, ending, usage, seen_tokens, self._attempt.backend.name)
 
     def _judge(self, exc: BaseException | None, usage: Usage | None) -> None:
         """Before the place is given back: it must not be given to the next one if the backend is to blame."""
@@ -220,9 +222,9 @@ class Slot:
             self._pool.judge(attempt, found(exc), rests_s=rest_s(exc))
 
     def _first_token(self, now: float) -> None:
-        self._pool.first_token(self._id, now)
         attempt = self._attempt
         assert attempt is not None
+        self._pool.first_token(self._id, attempt.backend.name, now)
         attempt.first_token_at = now
         if attempt.trial and not attempt.late:
             self._pool.judge(attempt, Found.GOOD)

@@ -41,6 +41,11 @@ def _faults(_: click.Context, __: click.Parameter, told: tuple[str, ...]) -> tup
 @click.option("--engine", type=click.Choice(list(PROFILES)), default="llama-3-8b-h100", show_default=True)
 @click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Times as fast.")
 @click.option("--seed", type=int, default=0, show_default=True, help="What it says: the same seed, the same answers.")
+@click.option("--chunk", type=click.IntRange(1), default=8192, show_default=True, help="Tokens per engine step.")
+@click.option("--max-seqs", type=click.IntRange(1), default=1024, show_default=True, help="Requests that run at once.")
+@click.option("--kv-tokens", type=click.IntRange(64), help="Of KV cache.  [default: what its GPUs hold]")
+@click.option("--mean-output-tokens", type=click.FloatRange(0, min_open=True), default=128.0, show_default=True,
+              help="Of answers that nobody limits, beyond `min_tokens`.")  # fmt: skip
 @click.option("--fault", "faults", multiple=True, metavar="NAME[:ARG][@RATE]", callback=_faults, help="See below.")
 @click.option("--json", "as_json", is_flag=True, help="Announce the address as JSON on stdout.")
 def emulate(
@@ -52,6 +57,10 @@ def emulate(
     seed: int,
     faults: tuple[Told, ...],
     as_json: bool,
+    chunk: int,
+    max_seqs: int,
+    kv_tokens: int | None,
+    mean_output_tokens: float,
 ) -> None:
     """Emulate a backend, without a GPU.
 
@@ -66,7 +75,10 @@ def emulate(
     A fault hits every request, or the share @RATE of them. One request asks for one by its header
     x-emulate-fault: NAME[:ARG]. Ctrl-C or SIGTERM ends it, and drops what is open.
     """
-    settings = Settings(model=model, engine=engine, speed=speed, faults=faults, seed=seed)
+    settings = Settings(
+        model=model, engine=engine, speed=speed, faults=faults, seed=seed,
+        chunk=chunk, max_seqs=max_seqs, kv_tokens=kv_tokens, mean_output_tokens=mean_output_tokens,
+    )  # fmt: skip
     try:
         uvloop.run(_serve(settings, host, port, as_json))
     except OSError as error:

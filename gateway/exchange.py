@@ -101,16 +101,25 @@ class Metered(Protocol):
 
 
 @dataclass(slots=True)
+class Tally:
+    """Tokens that all streams of one backend got, after the first of each."""
+
+    tokens: int = 0
+
+
+@dataclass(slots=True)
 class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
-    `on_first_token`: until then the backend is busy with the prompt. `decision` says why it went there;
-    `trace_headers` tell the backend which span it works for; `cost` is its part of the backend's price. `trial`: its
-    ending decides whether the backend is trusted again; `late`: others were served long before."""
+    `on_first_token`, until when the backend is busy with the prompt, and adds later tokens to the backend's `tally`.
+    `decision` says why it went there; `trace_headers` tell the backend which span it works for; `cost` is its part of
+    the backend's price. `trial`: its ending decides whether the backend is trusted again; `late`: others were served
+    long before."""
 
     backend: Backend
     decision: Dispatch
     dispatched_at: float
     on_first_token: Callable[[float], None]
+    tally: Tally = field(default_factory=Tally)
     trace_headers: list[Header] = field(default_factory=list)
     connected_at: float = 0.0
     head_at: float = 0.0

@@ -11,7 +11,7 @@ from math import inf
 from gateway.backend import Backend
 from gateway.eligible import Eligible
 from gateway.errors import GatewayError
-from gateway.exchange import Attempt, Exchange
+from gateway.exchange import Attempt, Exchange, Tally
 from gateway.reply import Clock
 from policies.health import Found, Health, State
 from policies.retry import RetryBudget
@@ -32,9 +32,9 @@ from policies.types import (
 
 Placed = tuple[Dispatch, Backend]
 
+COUNT_S = 0.01  # at most so often are all tokens counted, however fast requests come
 TICK_S = 0.02  # how often the scheduler is told of tokens while somebody waits: its debt is counted in tokens of 60 ms
 MOST = 1_000_000  # requests at once where nobody says anything
-COUNT_S = 0.01  # and at most, when requests come faster than that
 
 
 class Pool:
@@ -62,11 +62,12 @@ class Pool:
         self.scheduler = scheduler
         self.retries = retries
         self.waiting: dict[int, asyncio.Future[Placed | Drop]] = {}
-        self._views: dict[str, BackendView] = {}
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.shares: dict[str, TimeShare] = {}
+        self._views: dict[str, BackendView] = {}
         self._running: dict[int, Exchange] = {}
-        self._counted: dict[int, int] = {}
-        self._counted_at = 0.0
+        self._told: dict[str, int] = {}  # how much of each tally
+        self._told_at = 0.0
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: GatewayError | None = None
@@ -86,7 +87,7 @@ class Pool:
     def explain(self, job: Job) -> Explanation:
         """What would happen to the job. Nothing is changed."""
         now = self._clock()
-        self._count(now)
+        self._count_all(now)
         return self.scheduler.explain(job, now)
 
     def observe(self, backends: Iterable[Backend]) -> list[Backend]:
@@ -97,8 +98,10 @@ class Pool:
         self.backends = {backend.name: backend for backend in backends}
         gone = [backend for name, backend in before.items() if name not in self.backends]
         now = self._clock()
-        for backend in gone:
+        for backend in gone:  # what still runs there is counted by itself
             self.health.leave(backend.name)
+            self.tallies.pop(backend.name, None)
+            self._told.pop(backend.name, None)
         for name in self.backends.keys() - before.keys():
             self.health.enter(name, now, probed=self.probed, cold=bool(before))
         self._views = {name: self._views.get(name, BackendView(name, concurrency=MOST)) for name in self.backends}
@@ -170,7 +173,7 @@ class Pool:
         """What is decided about a job at once, or else the future of it. Raises what those who wait were told, once
         nobody may wait any more."""
         now = self._clock()
-        self._count(now)
+        self._count_all(now)
         if (dispatch := self.scheduler.at_once(job, now)) is not None:
             return dispatch, self.backends[dispatch.backend]
         reason = self.scheduler.submit(job, now)
@@ -180,32 +183,36 @@ class Pool:
         if decision is not None:
             return decision
         if self._refusal is not None:
-            self.leave(job.id, Ending.IGNORED, None)
+            self.leave(job.id, Ending.IGNORED)
             raise self._refusal
         waiter = self.waiting[job.id] = asyncio.get_running_loop().create_future()
         self._set_timer(now)
         return waiter
 
     def run(self, job_id: int, x: Exchange) -> None:
-        """The job is on its backend: its tokens count from now on."""
+        """The job is on its backend."""
         self._running[job_id] = x
         attempt = x.attempts[-1]
         if attempt.backend.name in self.trials and self.health.started(attempt.backend.name, self._clock()):
             attempt.trial = True
             self.refresh()
 
-    def leave(self, job_id: int, ending: Ending, usage: Usage | None) -> None:
-        """A job ended, or its client did before it began."""
+    def leave(
+        self, job_id: int, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0, backend: str = ""
+    ) -> None:
+        """A job ended, or its client did before it began. `seen_tokens` of output came, whatever its usage says."""
         self.waiting.pop(job_id, None)
         self._running.pop(job_id, None)
-        self._counted.pop(job_id, None)
         now = self._clock()
-        self.scheduler.leave(job_id, now, ending, usage)
+        if backend:
+            self._count(backend, now)
+        self.scheduler.leave(job_id, now, ending, usage, seen_tokens)
         if self.waiting:
             self._pump(now)
 
-    def first_token(self, job_id: int, now: float) -> None:
+    def first_token(self, job_id: int, backend: str, now: float) -> None:
         """The backend is done with a job's prompt."""
+        self._count(backend, now)
         self.scheduler.first_token(job_id, now)
         if self.waiting:
             self._pump(now)
@@ -225,7 +232,7 @@ class Pool:
     def _pump(self, now: float, own_id: int = 0) -> Placed | Drop | None:
         """Let the scheduler decide, and hand out its decisions but the caller's own, which is returned. Each comes with
         its backend, which may have left the pool when whoever waits for it wakes up."""
-        self._count(now)
+        self._count_all(now)
         own: Placed | Drop | None = None
         for decision in self.scheduler.due(now):
             made = decision if isinstance(decision, Drop) else (decision, self.backends[decision.backend])
@@ -236,23 +243,21 @@ class Pool:
                 waiter.set_result(made)
         return own
 
-    def _count(self, now: float) -> None:
-        """Tell the scheduler of the tokens that the streams got since the last time, backend by backend."""
-        if now - self._counted_at < COUNT_S:
-            return
-        self._counted_at = now
-        fresh: defaultdict[str, int] = defaultdict(int)
-        speaker: dict[str, int] = {}
-        for job_id, x in self._running.items():
-            meter = x.meter
-            if meter is not None and meter.first_token_at is not None:
-                backend = x.attempts[-1].backend.name
-                fresh[backend] += meter.tokens - self._counted.get(job_id, 1)  # the first token is told by itself
-                speaker[backend] = job_id
-                self._counted[job_id] = meter.tokens
-        for backend, tokens in fresh.items():
-            if tokens > 0:
-                self.scheduler.tokens(speaker[backend], tokens, now)
+    def _count_all(self, now: float) -> None:
+        """Before a decision: whether the streams of a backend can afford a prefill shows in their tokens."""
+        if now - self._told_at > COUNT_S:
+            self._told_at = now
+            for backend in self.tallies:
+                self._count(backend, now)
+
+    def _count(self, backend: str, now: float) -> None:
+        """Tell the scheduler of the tokens that a backend's streams got since the last time; also before their number
+        changes, since it takes each for an equal part of a step."""
+        tokens = self.tallies[backend].tokens
+        fresh = tokens - self._told.get(backend, 0)
+        if fresh:
+            self._told[backend] = tokens
+            self.scheduler.streamed(backend, fresh, now)
 
     def _set_timer(self, now: float) -> None:
         if self._timer is None and self.waiting:

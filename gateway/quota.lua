@@ -4,7 +4,7 @@
 -- KEYS: one hash for each limit, all in the tenant's slot. In it: `t`, for a rate the moment (in microseconds) at which
 -- it is unused again, and for each replica its lease, as "amount expiry".
 -- ARGV: replica, lease (us), divisor of what is free for leases, number of requests;
---       for each limit: 1 if it is a rate or 0, room, spent (running, if no rate), kept, wish, known;
+--       for each limit: 1 if it is a rate or 0, room, spent (running, if no rate), kept, wish, least, known;
 --       for each request: its cost for each limit, 0 where the limit does not concern it.
 -- Returns: for each limit what is free, what is used and the extra lease; then 1 or 0 for each request.
 local clock = redis.call('TIME')
@@ -13,10 +13,11 @@ local me, lease, divisor, requests = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3
 local limits = {}
 
 for i, key in ipairs(KEYS) do
-  local at = 4 + 6 * (i - 1)
+  local at = 4 + 7 * (i - 1)
   local limit = {
     rate = ARGV[at + 1] == '1', room = tonumber(ARGV[at + 2]), spent = tonumber(ARGV[at + 3]),
-    kept = tonumber(ARGV[at + 4]), wish = tonumber(ARGV[at + 5]), mark = nil, others = 0, ends = now,
+    kept = tonumber(ARGV[at + 4]), wish = tonumber(ARGV[at + 5]),
+    least = tonumber(ARGV[at + 6]), mark = nil, others = 0, ends = now,
   }
   local fields = redis.call('HGETALL', key)
   for f = 1, #fields, 2 do
@@ -35,7 +36,7 @@ for i, key in ipairs(KEYS) do
     end
   end
   if limit.rate then
-    limit.mark = math.max(limit.mark or now + tonumber(ARGV[at + 6]), now) + limit.spent
+    limit.mark = math.max(limit.mark or now + tonumber(ARGV[at + 7]), now) + limit.spent
     limit.used = math.max(0, limit.mark - now)
   else
     limit.used = limit.spent
@@ -46,7 +47,7 @@ end
 
 local verdicts = {}
 for r = 1, requests do
-  local at = 4 + 6 * #KEYS + (r - 1) * #KEYS
+  local at = 4 + 7 * #KEYS + (r - 1) * #KEYS
   local fits = 1
   for i, limit in ipairs(limits) do
     local cost = tonumber(ARGV[at + i])
@@ -66,6 +67,7 @@ end
 local reply = {}
 for i, limit in ipairs(limits) do
   local extra = math.max(0, math.min(limit.wish, math.floor(limit.free / divisor)))
+  if extra < limit.least then extra = 0 end -- it would be of no use, and missing elsewhere
   local amount = limit.kept + extra
   if limit.rate then
     redis.call('HSET', KEYS[i], 't', string.format('%.0f', limit.mark))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from gateway.dialects import Event, glimpse_answer, read_answer
-from gateway.exchange import Dialect
+from gateway.exchange import Dialect, Tally
 from gateway.frames import HOLD_BYTES, Excerpt
 from gateway.usage import Counts
 from policies.types import Usage
@@ -37,8 +37,10 @@ class Reading:
     events count as anything. `error` is the beginning of the first error event.
     """
 
-    def __init__(self, dialect: Dialect, on_first_token: Callable[[float], None] | None = None) -> None:
-        """`on_first_token` is called once, with the time of the first token."""
+    def __init__(
+        self, dialect: Dialect, on_first_token: Callable[[float], None] | None = None, tally: Tally | None = None
+    ) -> None:
+        """`on_first_token` is called once, with the time of the first token; those that come later go to `tally`."""
         self.dialect = dialect
         self.first_token_at: float | None = None
         self.last_data_at: float | None = None
@@ -53,6 +55,7 @@ class Reading:
         self._counts: Counts | None = None
         self._last_token_at = 0.0
         self._on_first_token = on_first_token
+        self._tally = tally or Tally()
         self._ended = False
 
     def __repr__(self) -> str:
@@ -108,6 +111,7 @@ class Reading:
             if self._on_first_token is not None:
                 self._on_first_token(now)
             return
+        self._tally.tokens += tokens
         gap = now - self._last_token_at
         self.gap_counts[bisect_left(GAP_BOUNDS_S, gap / tokens)] += tokens
         if gap > 0.0:

@@ -25,7 +25,7 @@ CROWD = 1000  # commands under way on one connection; more are no sooner answere
 SLOTS = 16384
 HOPS = 3  # from node to node, while slots move
 
-SILENCES = 4  # probes in a row without any reply, after which another connection is tried
+SILENCES = 8  # probes in a row without any reply, after which another connection is tried
 
 Address = tuple[str, int]
 Word = str | bytes | int

@@ -122,7 +122,8 @@ class Relay:
 
     async def _events(self) -> None:
         turn = self._turn
-        meter = Meter(self._dialect, strip_usage=self._strip_usage, on_first_token=self._first_token)
+        tally = self._exchange.attempts[-1].tally
+        meter = Meter(self._dialect, strip_usage=self._strip_usage, on_first_token=self._first_token, tally=tally)
         self._exchange.meter = meter
         self._commit(meter.feed(await self._first_event(), self._clock()), None)
         failure: GatewayError | None = None

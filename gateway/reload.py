@@ -27,8 +27,10 @@ from gateway.section import Section
 
 LOOK_S = 0.5
 RESULTS = ("applied", "unchanged", "failed")
-# What is bound or opened once, at the start. \b ends a name: server.admin is meant, server.admin_token is not.
-FIXED = re.compile(r"[-+~] (?:server\.(?:listen|admin|tls|keep_alive)|state|telemetry\.(?:log|otlp))\b")
+# What is bound, opened or counted with at the start. \b ends a name: server.admin is meant, not server.admin_token.
+FIXED = re.compile(
+    r"[-+~] (?:server\.(?:listen|admin|tls|keep_alive)|state|telemetry\.(?:log|otlp)|models\..+\.slo\.itl)\b"
+)
 
 Mark = tuple[tuple[int, int, int, int] | None, ...]
 

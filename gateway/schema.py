@@ -24,7 +24,13 @@ ANY_MODEL = "*"
 # The two classes that always exist, most urgent first. Tokens: what a pool of some 8 GPUs prefills in `max_wait`.
 _CLASSES: dict[str, dict[str, object]] = {
     "interactive": {"max_queued": 256, "max_queued_tokens": 2_000_000, "max_wait": 10.0, "ceiling": 1.0},
-    "batch": {"max_queued": 4096, "max_queued_tokens": 32_000_000, "max_wait": 900.0, "ceiling": 0.7},
+    "batch": {
+        "max_queued": 4096,
+        "max_queued_tokens": 32_000_000,
+        "max_wait": 900.0,
+        "ceiling": 0.7,
+        "floor": 0.05,
+    },
 }
 
 
@@ -197,6 +203,7 @@ class Class(Section):
     max_queued_tokens: Count = option(2_000_000, "prompt tokens that may wait in a pool; 32M for `batch`", ge=1)
     max_wait: Seconds = option(10.0, "longest wait; 15m for `batch`", gt=0)
     ceiling: Share = option(1.0, "share of a pool that the class may fill; 70% for `batch`", gt=0)
+    floor: Share = option(0.0, "share of the tokens that it gets although others could use all; 5% for `batch`")
 
 
 class Key(Section):

@@ -24,6 +24,7 @@ from policies.limits import Limit, Need, Standing, converted, longest
 
 BEAT_S = 2.0  # between two reports of a tenant who is served by leases alone
 WATCH_S = 0.25  # between two looks at a store that is away
+SETTLE_US = 500_000  # from the store's return until it decides again: by then all replicas have told what they spent
 SOON_S = 0.02  # what comes back near a limit is told to the store after so long, together with what else does
 GOODBYE_S = 0.25  # for giving everything back at the end
 MANY = 1_000_000  # replicas
@@ -47,7 +48,7 @@ class SharedStore:
     def __init__(self, url: str, on_failure: OnFailure, clock_us: ClockUs, *, replica: str, replicas: int = 1) -> None:
         """`replica` is a name that no other one has; `replicas` is how many share the limits, until they have met."""
         script = Path(__file__).with_name("quota.lua").read_text()
-        probe = (1, "headrace:{probe}", replica, 1000, 1, 0, 0, MANY, 1, 0, 0, 0)
+        probe = (1, "headrace:{probe}", replica, 1000, 1, 0, 0, MANY, 1, 0, 0, 0, 0)
         self.link = Link(Target.of(url), script, probe)
         self.on_failure = on_failure
         self.clock_us = clock_us
@@ -56,13 +57,18 @@ class SharedStore:
         self.accounts: set[SharedAccount] = set()
         self._beating: Task[None] | None = None
         self._was_up = True
+        self._alone_until = 0
 
     def __repr__(self) -> str:
         return f"<SharedStore {self.mode}, {self.replicas} replicas, {self.link!r}>"
 
     @property
     def mode(self) -> str:
-        return "shared" if self.link.up else self.on_failure
+        return "shared" if self.link.up and self.clock_us() >= self._alone_until else self.on_failure
+
+    def decides(self, key: str, now: int) -> bool:
+        """Whether the store is to be asked about a key."""
+        return now >= self._alone_until and self.link.reaches(key)
 
     @property
     def calls(self) -> dict[str, int]:
@@ -122,13 +128,14 @@ class SharedStore:
         if not self.link.up:
             logger.warning("limits: the store is away, %s: %s until it is back", self.link.why, self.on_failure)
             return
+        self._alone_until = self.clock_us() + SETTLE_US
         logger.warning("limits: counted in the store, by %d replicas so far", self.replicas)
         for account in self.accounts:
             account.returned()
 
     async def _count(self, here: int = 1) -> None:
         """Every replica runs one request at once on a limit of its own: how many there are is what is not free."""
-        arguments = (self.replica, LEASE_US, MANY, 0, 0, MANY, here, 0, 0, 0)
+        arguments = (self.replica, LEASE_US, MANY, 0, 0, MANY, here, 0, 0, 0, 0)
         free, *_ = await self.link.run(["headrace:{replicas}"], arguments)
         self.replicas = max(1, MANY - free)
 
@@ -164,7 +171,7 @@ class SharedAccount:
             for index, cost in needs:
                 leases[index].spend(cost)
             return None
-        if not store.link.reaches(self._keys[0]):
+        if not store.decides(self._keys[0], now):
             return self._decide_alone(needs, now)
         verdict = longest([no for index, cost in needs if (no := leases[index].denies(cost, now)) is not None])
         if verdict is not None:
@@ -240,8 +247,8 @@ class SharedAccount:
             return
         arguments: list[str | int] = [store.replica, LEASE_US, 2 * store.replicas, len(batch)]
         for i in indexes:
-            limit, report = self.leases[i].limit, self.leases[i].report(now, asked.get(i, 0), leaving=leaving)
-            arguments += (int(limit.drains), limit.room, report.spent, report.kept, report.wish, report.known)
+            limit, told = self.leases[i].limit, self.leases[i].report(now, asked.get(i, 0), leaving=leaving)
+            arguments += (int(limit.drains), limit.room, *told)
         for waiting in batch:
             costs = dict(waiting.needs)
             arguments += [costs.get(i, 0) for i in indexes]

@@ -15,7 +15,7 @@ from enum import Enum
 import msgspec
 
 from gateway.dialects import Event, glimpse, read
-from gateway.exchange import Dialect
+from gateway.exchange import Dialect, Tally
 from gateway.frames import HOLD_BYTES, Excerpt, event_end, fields, skip_line_ends
 from gateway.reading import Reading
 
@@ -55,10 +55,15 @@ class Meter(Reading):
     """Sees the bytes of an event stream, cut anywhere."""
 
     def __init__(
-        self, dialect: Dialect, *, strip_usage: bool = False, on_first_token: Callable[[float], None] | None = None
+        self,
+        dialect: Dialect,
+        *,
+        strip_usage: bool = False,
+        on_first_token: Callable[[float], None] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         """`strip_usage` takes the usage-only chunk out again: the client did not ask for it."""
-        super().__init__(dialect, on_first_token)
+        super().__init__(dialect, on_first_token, tally)
         self._strip_usage = strip_usage
         self._pattern = NO_PATTERN
         self._open: bytearray | Excerpt | None = None  # an unfinished event: held back, or too long and passing by

@@ -19,7 +19,7 @@ import uvloop
 from loadtests import machine
 from loadtests.emulator import Emulator, Settings
 from loadtests.loadgen import PROMPT, Clock, Crowd, Reader, Tally
-from loadtests.peers import ROOT, free_port, running, wait_ready
+from loadtests.peers import ROOT, Launch, free_port, running, wait_ready
 from loadtests.phases import Rig, in_ms, require_clean, window
 from loadtests.profiles import PROFILES
 
@@ -57,7 +57,7 @@ async def measure(streams: int, rate: float, seconds: float, clock: Clock, cores
     serving = [sys.executable, "-m", "loadtests.capacity", "--serve", str(port), str(streams), str(speed), str(tokens)]
     with tempfile.TemporaryDirectory() as dir_:
         log = Path(dir_) / "emulator.log"
-        async with running(serving, cores[1], log, {"PYTHONPATH": str(ROOT)}) as process:
+        async with running(Launch(serving, {"PYTHONPATH": str(ROOT)}), log, cores[1]) as process:
             await wait_ready(process, port, clock, log)
             rig = Rig(clock, cores, port, port, process.pid, process.pid)
             async with Crowd(port) as crowd:

@@ -10,16 +10,19 @@ import gc
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 from random import Random
-from time import perf_counter, process_time
+from time import process_time
 
 import click
 
-from policies.prefix import PIECE_BYTES, digests
+from policies.prefix import PIECE_BYTES, PrefixIndex, digests
 from policies.scheduler import Scheduler
 from policies.types import BackendView, ClassPolicy, Dispatch, Ending, Job, Usage
 
 BYTES_PER_TOKEN = 4
+PIECE_TOKENS = PIECE_BYTES // BYTES_PER_TOKEN
+KV_TOKENS = 1_000_000  # of each backend
 
 
 class Pool:
@@ -36,7 +39,7 @@ class Pool:
         self.jobs: dict[int, Job] = {}
         interactive = ClassPolicy("interactive", 10 * waiting, 10 * waiting * prompt_tokens, 1.0, max_wait_s=1e6)
         self.scheduler = Scheduler(Random(seed), classes=[interactive])
-        self.scheduler.observe([BackendView(f"b{i}", kv_tokens=1_000_000) for i in range(backends)], 0.0)
+        self.scheduler.observe([BackendView(f"b{i}", kv_tokens=KV_TOKENS) for i in range(backends)], 0.0)
         shared = self.rng.randbytes(4 * PIECE_BYTES)
         self.documents = [
             shared + self.rng.randbytes(BYTES_PER_TOKEN * prompt_tokens // 2) for _ in range(waiting // 4)
@@ -127,20 +130,30 @@ def measure(pool: Pool, rounds: int) -> tuple[list[float], list[float]]:
 @click.option("--tenants", default=50, show_default=True)
 @click.option("--rounds", default=3000, show_default=True)
 @click.option("--seed", default=1, show_default=True)
-def main(backends: int, waiting: int, prompt_tokens: int, tenants: int, rounds: int, seed: int) -> None:
+@click.option("--out", type=click.Path(path_type=Path), help="A file to write the same to, in Markdown.")
+def main(
+    backends: int, waiting: int, prompt_tokens: int, tenants: int, rounds: int, seed: int, out: Path | None
+) -> None:
     """Print what a decision costs."""
     pool = Pool(backends, waiting, prompt_tokens, tenants, seed)
     pool.fill()
     gc.collect()
     gc.freeze()
-    start = perf_counter()
     submits, dispatches = measure(pool, rounds)
-    print(pool.scheduler)
+    lines = [f"{backends} backends, {waiting} waiting, prompts of up to {prompt_tokens} tokens, {tenants} tenants"]
     for name, times in (("submit + due", submits), ("due that dispatches", dispatches)):
         middle, tail = times[len(times) // 2], times[len(times) * 99 // 100]
-        print(f"{name:20} {middle:6.0f} us median {tail:6.0f} us p99 {times[-1]:6.0f} us most of {len(times)}")
-    stats = pool.scheduler.statistics(pool.now)
-    print(f"index: {stats.index_pieces} pieces; {perf_counter() - start:.1f} s in all")
+        lines.append(f"{name:20} {middle:6.0f} us median {tail:6.0f} us p99 {times[-1]:6.0f} us most of {len(times)}")
+    held = pool.scheduler.statistics(pool.now).index_pieces
+    most = int(backends * KV_TOKENS * pool.scheduler.rules.index_share / PIECE_TOKENS)
+    size = f"at most {most} pieces and {most * PrefixIndex.BYTES_PER_PIECE / 2**20:.0f} MiB"
+    lines.append(f"index: {held} pieces; {size} for {backends} backends of {KV_TOKENS} KV tokens")
+    print("\n".join(lines))
+    if out:
+        text = "\n".join(lines)
+        out.write_text(
+            f"# What a decision costs\n\n`python -m loadtests.decision`, CPU time of one core:\n\n```\n{text}\n```\n"
+        )
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class Experiment:
         return Scenario(**{**self.points[point], **self.rows[row]})
 
     def cells(self) -> list[tuple[Scenario, int]]:
-        """Every run that the table needs."""
-        return [(self.scenario(row, point), seed) for row in self.rows for point in self.points for seed in self.seeds]
+        """Every run that the table needs: the whole table for one seed after the other."""
+        return [(self.scenario(row, point), seed) for seed in self.seeds for row in self.rows for point in self.points]
 
 
 def _points(trace: str, short: str, *loads: float, **more: Any) -> dict[str, Settings]:

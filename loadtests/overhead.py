@@ -121,16 +121,17 @@ class Bench:
         dir_ = Path(tempfile.mkdtemp(dir=self.dir))
         port = peers.free_port()
         argv = [sys.executable, "-m", "loadtests.origin", "--port", str(port)]
+        launch = peers.Launch(argv, {"PYTHONPATH": str(peers.ROOT)})
         log = dir_ / "origin.log"
-        async with peers.running(argv, others, log, {"PYTHONPATH": str(peers.ROOT)}) as origin:
+        async with peers.running(launch, log, others) as origin:
             await peers.wait_ready(origin, port, self.clock, log)
             if arm is None:
                 yield phases.Rig(self.clock, self.cores, port, port, origin.pid, None)
                 return
-            site = peers.Site(peers.free_port(), port, dir_)
+            site = peers.Site(peers.free_port(), (port,), dir_)
             launch = arm.launch(site)
             log = dir_ / "proxy.log"
-            async with peers.running(launch.argv, own, log, launch.env) as proxy:
+            async with peers.running(launch, log, own) as proxy:
                 await peers.wait_ready(proxy, site.port, self.clock, log)
                 yield phases.Rig(self.clock, self.cores, site.port, port, origin.pid, proxy.pid)
 

@@ -1,4 +1,4 @@
-"""The arms of the comparison: how each proxy is found, configured and started before the one backend.
+"""The arms of the comparisons: how each proxy is found, configured and started before its backends.
 
     python -m loadtests.peers [NAME ...]     installs the peers, each into its own environment under .cache/peers
 
@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,8 @@ http {{
     access_log {dir}/access.log combined buffer=64k flush=1s;
     client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u;
     scgi_temp_path {dir}/s; keepalive_requests 1000000000; keepalive_timeout 600s; client_max_body_size 64m;
-    upstream pool {{ server 127.0.0.1:{backend}; keepalive 4096; keepalive_requests 1000000000; }}
+    client_body_buffer_size 4m;
+    upstream pool {{ {servers} keepalive 4096; keepalive_requests 1000000000; }}
     server {{
         listen 127.0.0.1:{port} backlog=4096;
         location / {{
@@ -60,16 +61,21 @@ http {{
 HEADRACE = """
 server: {{listen: "127.0.0.1:{port}", admin: "127.0.0.1:{admin}"}}
 pools:
-  bench: {{engine: vllm, backends: [{{url: "http://127.0.0.1:{backend}", concurrency: 4096}}]}}
+  bench:
+    engine: vllm
+    backends: [{backends}]
 models:
-  {model}: {{pool: bench}}
+  {model}: {{pool: bench, slo: {{itl: {itl_s}s}}}}
+classes:
+  interactive: {{max_wait: 60s}}
 tenants:
   bench: {{keys: [{{id: bench-1, sha256: "{sha256}"}}], models: ["*"]}}
 """
 LITELLM = """
-model_list:
-  - model_name: {model}
-    litellm_params: {{model: openai/{model}, api_base: "http://127.0.0.1:{backend}/v1", api_key: {key}}}
+model_list: [{models}]
+"""
+LITELLM_MODEL = """
+  {{model_name: {model}, litellm_params: {{model: openai/{model}, api_base: "{url}/v1", api_key: {key}}}}}
 """
 
 
@@ -87,15 +93,20 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where an arm is to run: its port, the backend's, and a directory of its own."""
+    """Where an arm is to run: its port, the backends', a directory of its own; and the time between two tokens that
+    it shall promise, where it can."""
 
     port: int
-    backend: int
+    backends: tuple[int, ...]
     dir: Path
+    itl_s: float = 0.1
+
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.backends]
 
     def write(self, name: str, template: str, **values: object) -> Path:
         path = self.dir / name
-        known = {"port": self.port, "backend": self.backend, "dir": self.dir, "model": MODEL, "key": KEY}
+        known = {"port": self.port, "dir": self.dir, "itl_s": self.itl_s, "model": MODEL, "key": KEY}
         path.write_text(template.format(**known, **values))
         return path
 
@@ -113,16 +124,23 @@ def nginx(site: Site) -> Launch:
     binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if binary is None:
         raise NotInstalled("no nginx on the PATH (Debian: nginx-light)")
-    return Launch([binary, "-p", str(site.dir), "-c", str(site.write("nginx.conf", NGINX))])
+    servers = " ".join(f"server 127.0.0.1:{port};" for port in site.backends)
+    return Launch([binary, "-p", str(site.dir), "-c", str(site.write("nginx.conf", NGINX, servers=servers))])
 
 
 def headrace(site: Site) -> Launch:
     if importlib.util.find_spec("gateway.cli") is None:
         raise NotInstalled("gateway.cli is not there")
     sha256 = hashlib.sha256(KEY.encode()).hexdigest()
-    config = site.write("headrace.yaml", HEADRACE, admin=free_port(), sha256=sha256)
-    serve = "import sys; from gateway.cli import main; sys.argv[0] = 'headrace'; main()"
-    return Launch([sys.executable, "-c", serve, "serve", "-c", str(config)], {"PYTHONPATH": str(ROOT)})
+    backends = ", ".join(f'{{url: "{url}", concurrency: 4096}}' for url in site.urls())
+    config = site.write("headrace.yaml", HEADRACE, admin=free_port(), sha256=sha256, backends=backends)
+    return headrace_command("serve", "-c", str(config))
+
+
+def headrace_command(*arguments: str) -> Launch:
+    """The command line of this checkout, installed or not."""
+    start = "import sys; from gateway.cli import main; sys.argv[0] = 'headrace'; main()"
+    return Launch([sys.executable, "-c", start, *arguments], {"PYTHONPATH": str(ROOT)})
 
 
 def router(peer: str, policy: str, command: tuple[str, ...]) -> Callable[[Site], Launch]:
@@ -132,7 +150,7 @@ def router(peer: str, policy: str, command: tuple[str, ...]) -> Callable[[Site],
         binary = PEERS / peer / "bin" / command[0]
         if not binary.exists():
             raise NotInstalled("not installed (make bench-peers)")
-        flags = ["--host", "127.0.0.1", "--port", str(site.port), "--worker-urls", f"http://127.0.0.1:{site.backend}"]
+        flags = ["--host", "127.0.0.1", "--port", str(site.port), "--worker-urls", *site.urls()]
         flags += ["--policy", policy, "--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
         return Launch([str(binary), *command[1:], *flags])
 
@@ -143,7 +161,8 @@ def litellm(site: Site) -> Launch:
     binary = PEERS / "litellm" / "bin" / "litellm"
     if not binary.exists():
         raise NotInstalled("not installed (make bench-peers)")
-    config = site.write("litellm.yaml", LITELLM)
+    models = ", ".join(LITELLM_MODEL.format(url=url, model=MODEL, key=KEY).strip() for url in site.urls())
+    config = site.write("litellm.yaml", LITELLM, models=models)
     argv = [str(binary), "--config", str(config), "--host", "127.0.0.1", "--port", str(site.port)]
     return Launch(argv, {"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
 
@@ -180,14 +199,12 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def running(
-    argv: list[str], core: int, log: Path, env: dict[str, str] | None = None
-) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A process of ours on a core and in a session of its own; the whole session is ended with the block."""
-    with log.open("wb") as output, machine.pinned(core):
+async def running(launch: Launch, log: Path, core: int | None = None) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A process of ours on a core (None: any) and in a session of its own; the session is ended with the block."""
+    with log.open("wb") as output, machine.pinned(core) if core is not None else nullcontext():
         process = subprocess.Popen(  # noqa: ASYNC220 - the fork must happen while we are pinned
-            argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **(env or {})}, cwd=log.parent,
+            launch.argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **launch.env}, cwd=log.parent,
         )  # fmt: skip
     try:
         yield process

@@ -1,15 +1,16 @@
 """Run the evaluation, and write its tables and curves.
 
 `python -m loadtests.report` (`make eval`) simulates what loadtests/experiments.py lists, and writes Markdown, CSV and
-PNG into loadtests/results/. Finished runs are kept in .cache/eval, by everything that they depend on (scenario, seed,
-the code of the engine and the policies), so that it can be interrupted and goes on where it was.
+PNG into loadtests/results/, with what was reached beside what should be (loadtests/goals.py). Finished runs are kept in
+.cache/eval, by everything that they depend on (scenario, seed, the code of the engine and the policies), so that it can
+be interrupted and goes on where it was; `--finished` writes the tables of what is there.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from loadtests.experiments import CURVES, EXPERIMENTS, FAIRNESS_CURVE, HELD_OUT, QUICK, Experiment
+from loadtests.goals import ACCEPTED, GOALS
 from loadtests.results import Figures, mean_ci
 from loadtests.scenario import Scenario
 from loadtests.simulate import run_all
@@ -69,8 +71,9 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def complete(experiments: Sequence[Experiment], store: Store, jobs: int) -> None:
-    """Run what is missing."""
-    cells = dict.fromkeys(cell for experiment in experiments for cell in experiment.cells())
+    """Run what is missing, our own first."""
+    cells = list(dict.fromkeys(cell for experiment in experiments for cell in experiment.cells()))
+    cells.sort(key=lambda cell: cell[0].policy != "headrace")
     missing = [cell for cell in cells if store.get(cell) is None]
     columns = (
         TextColumn("{task.description}"),
@@ -87,19 +90,20 @@ def complete(experiments: Sequence[Experiment], store: Store, jobs: int) -> None
 
 
 def rows(experiment: Experiment, store: Store) -> Iterator[dict[str, object]]:
-    """One record per row, point and figure: mean and 95 % interval over the seeds, and those of the difference from
-    the first row, seed by seed."""
-    reference = next(iter(experiment.rows))
+    """One record per row, point and figure: mean and 95 % interval over the seeds that have been run, and those of the
+    difference from the first row, seed by seed."""
     for point in experiment.points:
-        found = {
-            row: [_need(store, (experiment.scenario(row, point), seed)) for seed in experiment.seeds]
-            for row in experiment.rows
-        }
-        for row, runs in found.items():
-            for figure in runs[0]:
-                mean, half = mean_ci([run[figure] for run in runs])
-                pairs = zip(runs, found[reference], strict=True)
-                gap, gap_half = mean_ci([run[figure] - other.get(figure, run[figure]) for run, other in pairs])
+        first: dict[int, Figures] | None = None
+        for row in experiment.rows:
+            cells = {seed: store.get((experiment.scenario(row, point), seed)) for seed in experiment.seeds}
+            runs = {seed: run for seed, run in cells.items() if run is not None}
+            first = runs if first is None else first
+            paired = [(run, first[seed]) for seed, run in runs.items() if seed in first]
+            for figure in next(iter(runs.values()), ()):
+                mean, half = mean_ci([run[figure] for run in runs.values()])
+                gap, gap_half = mean_ci(
+                    [run[figure] - other.get(figure, run[figure]) for run, other in paired] or [0.0]
+                )
                 yield {
                     "experiment": experiment.name,
                     "row": row,
@@ -113,20 +117,13 @@ def rows(experiment: Experiment, store: Store) -> Iterator[dict[str, object]]:
                 }
 
 
-def _need(store: Store, cell: Cell) -> Figures:
-    figures = store.get(cell)
-    if figures is None:
-        raise LookupError(f"no run of {cell}")
-    return figures
-
-
 def markdown(experiment: Experiment, records: Sequence[dict[str, object]]) -> str:
     """The experiment's tables: a figure each, rows by points."""
     by = {(r["figure"], r["row"], r["point"]): r for r in records}
     lines = [
         f"## {experiment.title}",
         "",
-        f"Mean of {len(experiment.seeds)} seeds \u00b1 half the 95 % interval. {experiment.note}",
+        f"Mean of {_seeds(records)} seeds \u00b1 half the 95 % interval. {experiment.note}",
         "",
     ]
     for figure in experiment.figures:
@@ -135,13 +132,37 @@ def markdown(experiment: Experiment, records: Sequence[dict[str, object]]) -> st
             cells = [by.get((figure, row, point)) for point in experiment.points]
             lines.append(f"| {row} | " + " | ".join("" if c is None else _shown(c) for c in cells) + " |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines + _against(experiment, by))
+
+
+def _seeds(records: Sequence[dict[str, object]]) -> str:
+    numbers = sorted({int(str(record["seeds"])) for record in records})
+    return " or ".join(map(str, numbers)) if len(numbers) < 3 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _against(experiment: Experiment, by: Mapping[tuple[object, object, object], dict[str, object]]) -> list[str]:
+    """What should be reached, what was, and what is missing of it (nothing within `ACCEPTED`), if there are goals."""
+    goals = GOALS.get(experiment.name, {})
+    if not goals:
+        return []
+    lines = [f"Goal, reached, and what is missing beyond the accepted {ACCEPTED:g}:", ""]
+    lines += ["| goodput | " + " | ".join(experiment.points) + " |", "|---" * (len(experiment.points) + 1) + "|"]
+    for row, wanted in goals.items():
+        pairs = zip(wanted, (by.get(("goodput", row, point)) for point in experiment.points), strict=True)
+        cells = ["" if record is None else _missed(goal, float(str(record["mean"]))) for goal, record in pairs]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _missed(goal: float, reached: float) -> str:
+    missing = goal - ACCEPTED - reached
+    return f"{goal:.3f}, {reached:.3f}, " + (f"**{missing:.3f}**" if missing > 0.0 else "met")
 
 
 def _shown(record: dict[str, object]) -> str:
     mean, half = float(str(record["mean"])), float(str(record["ci95"]))
     places = 3 if abs(mean) < 2 else 1 if abs(mean) < 1000 else 0
-    return f"{mean:.{places}f} \u00b1{half:.{places}f}"
+    return f"{mean:.{places}f} \u00b1{half:.{places}f}" if record["seeds"] != 1 else f"{mean:.{places}f}"
 
 
 def draw(experiment: Experiment, records: Sequence[dict[str, object]], path: Path) -> None:
@@ -172,7 +193,8 @@ def write(experiments: Sequence[Experiment], store: Store, folder: Path) -> None
     records: list[dict[str, object]] = []
     parts = ["# Evaluation", "", "Simulated; `make eval` repeats it. docs/evaluation.md has the model.", ""]
     for experiment in experiments:
-        own = list(rows(experiment, store))
+        if not (own := list(rows(experiment, store))):
+            continue
         records += own
         parts.append(markdown(experiment, own))
         if experiment.curve:
@@ -190,17 +212,19 @@ def write(experiments: Sequence[Experiment], store: Store, folder: Path) -> None
 @click.command(context_settings={"show_default": True})
 @click.option("--quick", is_flag=True, help="A minute's worth, to see that it works.")
 @click.option("--only", multiple=True, help="Experiments by name.")
+@click.option("--finished", is_flag=True, help="Simulate nothing more: the tables of what has been run.")
 @click.option("--jobs", type=click.IntRange(1), default=1, help="Processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS)
 @click.option("--cache", type=click.Path(path_type=Path), default=CACHE)
-def main(quick: bool, only: Sequence[str], jobs: int, out: Path, cache: Path) -> None:
+def main(quick: bool, only: Sequence[str], finished: bool, jobs: int, out: Path, cache: Path) -> None:
     """Simulate the evaluation and write its tables and curves."""
     experiments = list(QUICK if quick else (*EXPERIMENTS, *CURVES, FAIRNESS_CURVE, *HELD_OUT))
     if unknown := set(only) - {experiment.name for experiment in experiments}:
         raise click.BadParameter(f"no experiment {', '.join(sorted(unknown))}", param_hint="--only")
     chosen = [experiment for experiment in experiments if not only or experiment.name in only]
     store = Store(cache)
-    complete(chosen, store, jobs)
+    if not finished:
+        complete(chosen, store, jobs)
     write(chosen, store, out)
     print(f"written to {out}")
 

@@ -13,6 +13,9 @@ from policies.estimate import Ratio
 from policies.rules import Rules
 from policies.types import BackendView, Job, RemoteLoad, Wait
 
+# Steps over which the streams' pace is taken: the first after a dispatch may still be one without a prefill.
+PACE_STEPS = 2
+
 COLD = ""  # the place of tickets that any backend may take
 
 
@@ -82,6 +85,11 @@ class Slot:
         return not self.job.streamed and not self.job.output_tokens
 
     @property
+    def unseen(self) -> bool:
+        """Whether nobody will see the prefill end."""
+        return not self.job.streamed and not self.one_shot
+
+    @property
     def kv(self) -> int:
         """KV tokens that it is expected to hold."""
         return self.job.prompt_tokens + self.job.output_tokens
@@ -112,6 +120,9 @@ class Backend:
         self.kv = 0
         self.streams = 0
         self.steps = 0.0
+        self.unseen: list[Slot] = []  # prefills under way of answers that do not stream
+        self.window: tuple[float, float] | None = None  # when the pace began to be taken, and the steps then
+        self.decode_s: float | None = None  # a step without a prefill
         self.unwatched_s = 0.0  # time without streams
         self.unwatched_since: float | None = 0.0
         self.marks: list[float] = []  # `ahead` at the first token of each answer that has an objective, sorted
@@ -144,6 +155,8 @@ class Backend:
     def start(self, slot: Slot, now: float) -> None:
         """`slot` is dispatched: it counts from this moment."""
         self._fly(slot.uncached, slot.prefill_s, now)
+        if slot.unseen:
+            self.unseen.append(slot)
         self.running += 1
         self.kv += slot.kv
 
@@ -151,6 +164,8 @@ class Backend:
         """The prefill of `slot` has ended, and its answer begins."""
         if slot.prefilling:
             slot.prefilling = False
+            if slot.unseen:
+                self.unseen.remove(slot)
             self._fly(-slot.uncached, -slot.prefill_s, now)
             if slot.paced:
                 slot.mark = self.ahead(now)
@@ -165,10 +180,27 @@ class Backend:
                 self.unwatched_s += now - self.unwatched_since
                 self.unwatched_since = None
 
-    def advance(self, slot: Slot, tokens: int) -> None:
-        """The streams here, of which `slot` is one, got `tokens` more."""
+    def advance(self, tokens: int, now: float) -> None:
+        """The streams here got `tokens` more, all together."""
         self.steps += tokens / max(1, self.streams)
-        slot.output += tokens
+        if self.window is None:
+            self.window = now, self.steps
+            return
+        since, steps = self.window
+        if self.steps - steps >= PACE_STEPS:
+            pace = (now - since) / (self.steps - steps)
+            self.window = now, self.steps
+            if not self.in_flight:
+                self.decode_s = pace if self.decode_s is None else self.decode_s + 0.1 * (pace - self.decode_s)
+            elif self.watched and pace < self.rules.unseen_pace * (self.decode_s or 0.0):
+                for unseen in tuple(self.unseen):
+                    self.prefilled(unseen, now)
+
+    @property
+    def watched(self) -> bool:
+        """Whether the pace of the streams will tell when the prefills under way have ended."""
+        alone = sum(slot.uncached for slot in self.unseen) == self.in_flight
+        return alone and self.streams > 0 and self.decode_s is not None
 
     def end(self, slot: Slot, now: float) -> None:
         """`slot` is over, however it ended."""
@@ -216,6 +248,7 @@ class Backend:
         if not self.in_flight or tokens < 0:
             self.began = now
             self.began_ahead = self.ahead(now) if self.streams else None
+        self.window = None
         self.in_flight += tokens
         self.in_flight_s = self.in_flight_s + seconds if self.in_flight else 0.0
         if not self.in_flight:

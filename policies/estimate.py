@@ -40,14 +40,18 @@ class Prefills:
     """What a prefill takes per uncached token, as a line in its mean context: each token attends to all before it.
 
     Least squares on the whole prefill, so that the fixed cost of a step, of which short prompts bring many, does not
-    tilt the line. Pairs forget like a `Ratio`'s; the prior is a flat line, worth one prefill of `prior_tokens`.
+    tilt the line. Pairs forget like a `Ratio`'s; the prior is a flat line, worth one prefill of `prior_tokens`. Of the
+    slope a part of the prior stays for good (ridge): else short prompts alone would tell of long ones.
     """
 
-    __slots__ = ("_keep", "_sums", "flat", "samples", "slope")
+    CONTEXT = 20_000.0  # tokens: a context from which a slope can be told
+
+    __slots__ = ("_calm", "_keep", "_sums", "flat", "samples", "slope")
 
     def __init__(self, prior: float, prior_tokens: float, keep: float) -> None:
         self._keep = keep
         weight = prior_tokens * prior_tokens
+        self._calm = weight * self.CONTEXT * self.CONTEXT
         # of weight, weight x context, weight x context^2, weight x seconds per token, that x context
         self._sums = (weight, 0.0, 0.0, weight * prior, 0.0)
         self.flat = prior
@@ -60,14 +64,15 @@ class Prefills:
         new = (weight, weight * context, weight * context * context, timed, timed * context)
         sums = tuple(self._keep * old + more for old, more in zip(self._sums, new, strict=True))
         one, x, xx, y, xy = self._sums = (sums[0], sums[1], sums[2], sums[3], sums[4])
-        spread = one * xx - x * x
-        self.slope = max(0.0, (one * xy - x * y) / spread) if spread > 0.0 else 0.0
+        spread = one * xx - x * x + one * self._calm
+        self.slope = max(0.0, (one * xy - x * y) / spread)
         self.flat = (y - self.slope * x) / one
         self.samples += 1
 
     def expect(self, uncached: int, whole: int) -> float:
-        """Seconds for `uncached` tokens at the end of a prompt of `whole`."""
-        return uncached * (self.flat + self.slope * max(uncached / 2, whole - uncached / 2))
+        """Seconds for `uncached` tokens at the end of a prompt of `whole`; never negative, as the line may be for
+        prompts shorter than all that were seen."""
+        return max(0.0, uncached * (self.flat + self.slope * max(uncached / 2, whole - uncached / 2)))
 
     @property
     def rate(self) -> float:
@@ -81,21 +86,23 @@ class Prefills:
 class Drain:
     """How many tokens per second leave the queue while there is one.
 
-    Time without a queue does not count; time since the last departure does, so that a stuck pool's rate falls.
+    Time without a queue does not count, nor do those who go at once: a pool that was idle for long would seem to drain
+    without end. Time since the last departure does count, so that a stuck pool's rate falls.
     """
 
-    __slots__ = ("_keep", "_seconds", "_since", "_tokens")
+    __slots__ = ("_began", "_keep", "_seconds", "_since", "_tokens")
 
     def __init__(self, keep: float = 0.98) -> None:
         self._keep = keep
         self._tokens = 0.0
         self._seconds = 0.0
+        self._began = 0.0
         self._since: float | None = None
 
     def waiting(self, now: float) -> None:
         """Somebody waits."""
         if self._since is None:
-            self._since = now
+            self._since = self._began = now
 
     def empty(self) -> None:
         """Nobody waits any more."""
@@ -103,9 +110,10 @@ class Drain:
 
     def served(self, tokens: int, now: float) -> None:
         """`tokens` left the queue for a backend."""
-        elapsed = 0.0 if self._since is None else now - self._since
+        if self._since is None or now <= self._began:
+            return
         self._tokens = self._tokens * self._keep + tokens
-        self._seconds = self._seconds * self._keep + elapsed
+        self._seconds = self._seconds * self._keep + now - self._since
         self._since = now
 
     def rate(self, now: float, otherwise: float) -> float:
@@ -119,6 +127,9 @@ class _Length:
     mean: float
     p90: float
     samples: int = 0
+
+
+FIRST_P90 = 2.0  # times the first answer: what is seen of one says more than any prior
 
 
 class OutputLengths:
@@ -145,6 +156,8 @@ class OutputLengths:
             self._known.move_to_end(key)
             step = max(1.0 - self.KEEP, 1.0 / (length.samples + 1))
             length.mean += step * (output_tokens - length.mean)
+            if not length.samples:
+                length.p90 = FIRST_P90 * output_tokens
             length.p90 *= 1.0 + step * (0.9 if output_tokens > length.p90 else -0.1)
             length.samples += 1
         while len(self._known) > self._capacity:

@@ -12,7 +12,7 @@ Costs and times are whole microseconds of the replica's own monotonic clock, or 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.limits import RETRY_CONCURRENT_US, Denied, Limit, Standing, Tally, denied, standing
 
@@ -23,22 +23,34 @@ FIRST_WISH = 16  # requests like the one that asks
 BELIEVED_US = {True: 200_000, False: 50_000}  # rates, requests at once
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What is told to the store: what was spent since the last report (of requests at once: how many run), how much of
-    the lease stays here, how much more is wished for, and what was last known to be used, should the store have
-    forgotten it."""
+    the lease stays here, how much more is wished for and what is the least that is of any use, and what was last known
+    to be used, should the store have forgotten it."""
 
     spent: int
     kept: int
     wish: int
+    least: int
     known: int
 
 
 class Lease:
     """The view of one limit."""
 
-    __slots__ = ("_free", "_held", "_running", "_seen_at", "_spent", "_until", "_used", "_wish", "limit", "tally")
+    __slots__ = (
+        "_cost",
+        "_free",
+        "_held",
+        "_running",
+        "_seen_at",
+        "_spent",
+        "_until",
+        "_used",
+        "_wish",
+        "limit",
+        "tally",
+    )
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -48,6 +60,7 @@ class Lease:
         self._spent = 0  # and not yet reported; less than nothing where more came back
         self._running = 0
         self._wish = 0
+        self._cost = 1  # of the last request that had to ask
         self._free = limit.room
         self._used = 0
         self._seen_at = -BELIEVED_US[True]
@@ -100,15 +113,20 @@ class Lease:
         spent = self._spent if self.limit.drains else self._running
         self._spent = 0
         if asked:
+            self._cost = asked
             self._wish = min(self.limit.room, max(2 * self._wish, FIRST_WISH * asked))
+            self._held = 0  # it is too little
         elif leaving or not spent:
             self._wish = self._held = 0
         elif 4 * spent < self._wish:
             self._wish //= 2
         if now >= self._until or self.tight(now):
             self._held = 0
-        known = max(0, self._used - (now - self._seen_at)) if self.limit.drains else 0
-        return Report(spent, self._held, max(0, self._wish - self._held), known)
+        return Report(spent, self._held, max(0, self._wish - self._held), self._cost, self._known(now))
+
+    def _known(self, now: int) -> int:
+        """What the store last said is used, less what came back since."""
+        return max(0, self._used - (now - self._seen_at)) if self.limit.drains else 0
 
     def renewed(self, free: int, used: int, extra: int, sent_at: int) -> None:
         """Its answer to a report that was sent at `sent_at`: what is left for all, what is used, what we got."""
@@ -116,7 +134,7 @@ class Lease:
         self._until = sent_at + USABLE_US
         self._free, self._used, self._seen_at = free, used, sent_at
         if self.limit.drains:
-            self.tally.set(used, sent_at)
+            self.tally.set(self.limit.room - free, sent_at)  # the leases may all be spent by now
 
     def tight(self, now: int) -> bool:
         """Whether more than half is used: others may need what we do not."""
@@ -128,7 +146,7 @@ class Lease:
 
     def denies(self, cost: int, now: int) -> Denied | None:
         """Why the store would refuse a cost, where that is certain, or was only just now."""
-        limit, free = self.limit, self._available(now)
+        limit, free = self.limit, self._available(now) + self._held
         fresh = now - self._seen_at <= BELIEVED_US[limit.drains]
         if cost <= limit.room and (cost <= free or not fresh):
             return None
@@ -138,7 +156,7 @@ class Lease:
         """Why the store has just refused a cost, if it was for this limit."""
         if cost <= self._free:
             return None
-        free = self._available(now)
+        free = self._available(now) + self._held
         return denied(self.limit, cost, free, max(1000, cost - free))
 
     # -- without the store --------------------------------------------------------------------------------------
@@ -163,7 +181,7 @@ class Lease:
     def returned(self, now: int, share: int) -> None:
         """The store is back: what was spent without it, and is not yet paid off, is to be reported."""
         if self.limit.drains:
-            self._spent = min(self._spent, self.tally.used(now) // share)
+            self._spent = min(self._spent, max(0, self.tally.used(now) - self._known(now)) // share)
 
     def standing(self, now: int) -> Standing:
         """As far as is known here."""

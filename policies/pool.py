@@ -75,9 +75,13 @@ class Pool:
     def forget_silent(self, now: float) -> None:
         """Drop what gateways said that have not spoken for long."""
         for gateway, heard in list(self.heard.items()):
-            if now - heard > self.rules.peer_silence_s:
+            if now >= heard + self.rules.peer_silence_s:
                 self.hear(gateway, (), now)
                 del self.heard[gateway]
+
+    def next_silence(self) -> float:
+        """When the gateway that spoke least recently will be forgotten; infinity if there is none."""
+        return min(self.heard.values(), default=inf) + self.rules.peer_silence_s
 
     def serves(self, job: Job) -> bool:
         """Whether any backend could ever take the job."""
@@ -130,7 +134,10 @@ class Pool:
         """Every backend that the job may use, as it looks to the ticket now."""
         allowed = [backend for backend in self.backends.values() if ticket.job.allows(backend.name)]
         gates = {backend.name: self.admission.gate(backend) for backend in allowed}
+        wishes = [(backend, backend.need_s, backend.open_at) for backend in allowed]
         fits = self.admission.fitting(ticket, [b for b in allowed if gates[b.name] is Gate.OPEN], load.now)
+        for backend, need_s, open_at in wishes:  # who only asks waits for nothing
+            backend.need_s, backend.open_at = need_s, open_at
         found = []
         for b in allowed:
             gate = gates[b.name]
@@ -165,7 +172,11 @@ class Pool:
             self.losses.add(slot.uncached, context, backend.began_ahead - backend.ahead(now))
 
     def learn(self, slot: Slot, ending: Ending, usage: Usage | None) -> None:
-        """`slot` has ended: compare what its backend had cached with what was expected."""
+        """`slot` has ended: compare what its backend had cached with what was expected. Of one that failed nothing is
+        expected any more, or a dead backend would be the favourite for all that it ever computed."""
+        backend = slot.backend
+        if ending is Ending.DROPPED and self.backends.get(backend.name) is backend:
+            self.index.remove(slot.job.prefix, backend.name)
         if ending is Ending.SUCCESS and usage is not None and usage.cached is not None and slot.matched:
             slot.backend.accuracy.add(min(usage.cached, slot.matched), slot.matched)
             slot.backend.trust = slot.backend.accuracy.value

@@ -94,6 +94,7 @@ class PrefixIndex:
             self._bits[backend], self._names[bit] = bit, backend
             self._recent[backend] = OrderedDict()
             self._everyone |= bit
+            self.version += 1
         self._capacity[backend] = pieces
         self._evict(backend)
 
@@ -105,6 +106,7 @@ class PrefixIndex:
             bit = self._bits.pop(backend)
             self._everyone ^= bit
             del self._recent[backend], self._capacity[backend], self._names[bit]
+            self.version += 1
 
     def insert(self, prefix: Sequence[bytes], backend: str) -> None:
         """The prompt goes to `backend` now, and will be in its cache. Names that were not sized are ignored."""
@@ -122,6 +124,19 @@ class PrefixIndex:
                 holders[digest] = holders.get(digest, 0) | bit
         self.version += 1
         self._evict(backend)
+
+    def remove(self, prefix: Sequence[bytes], backend: str) -> None:
+        """The prompt is not in `backend`'s cache, it has turned out. What began alike is not found there either, until
+        something that does is inserted anew."""
+        recent = self._recent.get(backend)
+        if recent is None:
+            return
+        bit = self._bits[backend]
+        for digest in prefix:
+            if digest in recent:
+                del recent[digest]
+                self._unhold(digest, bit)
+        self.version += 1
 
     def match(self, prefix: Sequence[bytes]) -> tuple[int, dict[str, int]]:
         """How many leading pieces of the prompt every backend holds, and the counts of those that hold more."""
@@ -155,13 +170,15 @@ class PrefixIndex:
 
     def _evict(self, backend: str) -> None:
         recent, bit = self._recent[backend], self._bits[backend]
-        holders = self._holders
         surplus = len(recent) - self._capacity[backend]
         for _ in range(surplus):
-            digest, _none = recent.popitem(last=False)
-            if left := holders[digest] & ~bit:
-                holders[digest] = left
-            else:
-                del holders[digest]
+            self._unhold(recent.popitem(last=False)[0], bit)
         if surplus > 0:
             self.version += 1
+
+    def _unhold(self, digest: bytes, bit: int) -> None:
+        holders = self._holders
+        if left := holders[digest] & ~bit:
+            holders[digest] = left
+        else:
+            del holders[digest]

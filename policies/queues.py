@@ -49,12 +49,14 @@ class _Item(NamedTuple):
 
 
 class _Flow:
-    """One tenant's waiting tickets and the service it has had (virtual time, in weighted tokens)."""
+    """One tenant's waiting tickets and the service it has had (virtual time, in weighted tokens), of which some is only
+    `expected` of what runs."""
 
-    __slots__ = ("lanes", "served", "tickets", "tokens")
+    __slots__ = ("expected", "lanes", "served", "tickets", "tokens")
 
     def __init__(self) -> None:
         self.served = 0.0
+        self.expected = 0.0
         self.tickets = 0
         self.tokens = 0
         self.lanes: dict[str, _Lane] = {}
@@ -95,10 +97,10 @@ class _Place:
 
     __slots__ = ("floor", "heads", "later")
 
-    def __init__(self) -> None:
+    def __init__(self, floor: float = 0.0) -> None:
         self.heads: list[_Item] = []
         self.later: list[tuple[float, int, _Lane]] = []
-        self.floor = 0.0  # service of the tenant last served here
+        self.floor = floor  # service of the tenant last served here
 
     def first(self, limit: float, serial: count[int]) -> _Item | None:
         """The first entry among the tenants served no more than `limit`."""
@@ -128,7 +130,7 @@ class FairShare:
     """Weighted fair service of tenants by virtual time (VTC, Sheng et al., OSDI 2024), with room for order.
 
     A tenant is charged at dispatch and settled at the end; who comes back from idle is lifted to the service of the
-    tenant last served, so that nobody saves up. Among the tenants within a quantum of the least served one the
+    tenant last served, so that nobody saves up, but not by what that one will be given back if it was only expected. Among the tenants within a quantum of the least served one the
     ticket with the lowest key is next. With an infinite quantum there are no shares, only the order.
     """
 
@@ -139,6 +141,7 @@ class FairShare:
         self._quantum_tokens = quantum_tokens
         self._quantum_requests = quantum_requests
         self._mean_cost = 0.0
+        self._samples = 0
         self._flows: dict[str, _Flow] = {}
         self._places: dict[str, _Place] = {COLD: _Place()}
         self._by_service: list[tuple[float, int, _Flow]] = []
@@ -195,7 +198,9 @@ class FairShare:
         flow = self._flows[ticket.job.tenant]
         for name in ticket.lanes if ticket.parked else ticket.places:
             if (lane := flow.lanes.get(name)) is None:
-                lane = flow.lanes[name] = _Lane(flow, self._places.setdefault(name, _Place()))
+                if name not in self._places:
+                    self._places[name] = _Place(self._places[COLD].floor)
+                lane = flow.lanes[name] = _Lane(flow, self._places[name])
             key = self.key(ticket.job, ticket.cold if name == COLD else ticket.uncached(name))
             lane.push(_Item(key, ticket.seq, next(self._serial), ticket.stamp, ticket, lane))
 
@@ -221,24 +226,34 @@ class FairShare:
         ticket = self.first((backend,))
         return None if ticket is None else self.key(ticket.job, ticket.uncached(backend))
 
-    def charge(self, ticket: Ticket, cost: int) -> None:
-        """The ticket was dispatched: its tenant has had `cost` tokens of service."""
+    def charge(self, ticket: Ticket, cost: int, expected: int = 0) -> None:
+        """The ticket was dispatched: its tenant has had `cost` tokens of service, `expected` of them yet to come."""
         flow = self._flows[ticket.job.tenant]
         for name in ticket.places:
             if (place := self._places.get(name)) is not None:
-                place.floor = max(place.floor, flow.served)
-        self._mean_cost += (cost - self._mean_cost) * (0.02 if self._mean_cost else 1.0)
+                place.floor = max(place.floor, flow.served - flow.expected)
+        self._samples += 1
+        self._mean_cost += (cost - self._mean_cost) * self._step
+        flow.expected += expected / ticket.job.weight
         self._serve(flow, cost / ticket.job.weight)
 
-    def serve(self, ticket: Ticket, cost: int) -> None:
+    def serve(self, ticket: Ticket, cost: int, expected: int = 0) -> None:
         """The ticket is dispatched without having waited."""
         self._flow(ticket)
-        self.charge(ticket, cost)
+        self.charge(ticket, cost, expected)
 
-    def settle(self, job: Job, difference: int) -> None:
-        """The tenant's service was really `difference` tokens more (or less) than it was charged."""
+    def settle(self, job: Job, difference: int, expected: int = 0) -> None:
+        """The tenant's service was really `difference` tokens more (or less) than it was charged when so many were
+        `expected`."""
         if (flow := self._flows.get(job.tenant)) is not None:
+            flow.expected -= expected / job.weight
+            self._mean_cost += difference * self._step
             self._serve(flow, difference / job.weight)
+
+    @property
+    def _step(self) -> float:
+        """The weight of a request in the mean: equal ones at first, then a memory of fifty."""
+        return max(0.02, 1.0 / max(1, self._samples))
 
     def forget(self, backend: str) -> None:
         """The backend is gone; what stood in its lanes must be shown anew."""
@@ -260,15 +275,19 @@ class FairShare:
         return min(found, default=None)
 
     def _flow(self, ticket: Ticket) -> _Flow:
-        """The tenant's flow; if nothing of it waits, lifted to whom its places served last."""
+        """The tenant's flow; if nothing of it waits, lifted to whoever was served last."""
         if (flow := self._flows.get(ticket.job.tenant)) is None:
             flow = self._flows[ticket.job.tenant] = _Flow()
         if not flow.tickets:
-            flow.served = max(flow.served, min(map(self._floor, ticket.places), default=0.0))
+            flow.served = max(flow.served, self._floor(ticket))
         return flow
 
-    def _floor(self, name: str) -> float:
-        return (self._places.get(name) or self._places[COLD]).floor
+    def _floor(self, ticket: Ticket) -> float:
+        """The service of whoever was served last where the ticket may go. Lanes do not count: few are served there."""
+        cold = self._places[COLD]
+        if not ticket.restricted:
+            return cold.floor
+        return min(((self._places.get(name) or cold).floor for name in ticket.places), default=0.0)
 
     def _least(self) -> float:
         heap = self._by_service

@@ -77,11 +77,12 @@ def pick(considered: list[tuple[float, str]], key: bytes | None, rng: Random) ->
 
 
 def warmer(ticket: Ticket, chosen: Backend, shut: Iterable[Backend], load: Load) -> Backend | None:
-    """The shut backend that would have computed the prompt before `chosen` would, if it saves enough to wait for."""
+    """The shut backend that would have computed the prompt at less cost than `chosen`, if it saves enough to wait for:
+    until the one has, or what the other takes and displaces."""
     rules, whole = load.rules, ticket.job.prompt_tokens
     cost = ticket.uncached(chosen.name)
     enough = cost - max(rules.save_tokens, rules.save_share * cost)
-    best, soonest = None, load.times.expect(cost, whole) / chosen.view.speed
+    best, soonest = None, (1.0 + rules.displacement) * load.times.expect(cost, whole) / chosen.view.speed
     for backend in shut:
         warm = ticket.uncached(backend.name)
         if (

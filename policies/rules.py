@@ -43,6 +43,10 @@ class Rules:
     save_share: float = 0.1
     patience: float = 0.3
     wait_for_warm: bool = True
+    # What is computed anew elsewhere displaces what others had cached there, who compute it anew in turn: that costs so
+    # many times its own time on top. Sessions that keep more than the caches hold: +3 to +8 points against 0, else
+    # nothing is lost; 1 .. 3 are equal.
+    displacement: float = 2.0
 
     # A wait so long weighs as much as a prompt e times shorter: 40 .. 160 s within half a point. Earliest deadline
     # first loses 2 points, first come first served 18.
@@ -76,6 +80,13 @@ class Rules:
     peer_margin: float = 0.2
     # What a peer said is forgotten after so long without a word from it.
     peer_silence_s: float = 3.0
+
+    # The prefill of an answer that does not stream ends unseen. Streams beside it tell: their steps take less than
+    # `unseen_pace` times what they take without a prefill. It is waited for up to `unseen_bound` times what was
+    # expected, and without such streams for just that. With 30 % not streamed and estimates off by 30 %: +1 point;
+    # 1.3 .. 2 times the pace and 1.5 .. 3 times the expected are within half a point.
+    unseen_pace: float = 1.5
+    unseen_bound: float = 2.0
 
     # A prefill rate to begin with, in tokens per second, believed like a prefill of `prior_tokens`. Nothing is refused
     # for its deadline until `samples` prefills were timed.

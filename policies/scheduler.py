@@ -7,7 +7,6 @@ Everything that `due` returns is already counted, so no two calls give the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
@@ -36,6 +35,7 @@ from policies.types import (
     Usage,
     Wait,
 )
+from policies.unseen import Unseen
 from policies.waiting import WaitingRoom
 
 
@@ -69,7 +69,7 @@ class Scheduler:
         self._choice = Choice(routing, self._pool, self._room, rng)
         self._rng = rng
         self._slots: dict[int, Slot] = {}
-        self._ends: list[tuple[float, int, Slot]] = []
+        self._unseen = Unseen(rules)
         self._lost: list[Ticket] = []
         self._drain = Drain()
         self._serial = count(1)
@@ -96,7 +96,7 @@ class Scheduler:
         queue left out. None where the decision is theirs."""
         if self._room or self._pool.heard or job.id in self._slots:
             return None
-        self._end_unseen(now)
+        self._unseen.end(now)
         ticket = self._ticket(job, now)
         usable, policy = self._pool.spare(), self._room.tier(ticket).policy
         if policy.ceiling < 1.0:
@@ -118,29 +118,47 @@ class Scheduler:
             slot.backend.stream(slot, now)
 
     def tokens(self, job_id: int, n: int, now: float) -> bool:
-        """A stream got `n` more tokens after its first; n may also be the sum of several streams on its backend.
+        """A stream got `n` more tokens after its first.
 
-        Returns True when `due` should be called: the streams there can afford now what something waits for.
+        Returns True when `due` should be called: the streams there can afford now what something waits for, an unseen
+        prefill has ended there, or the first token had not been told.
         """
         slot = self._slots.get(job_id)
         if slot is None:
             return False
-        if not slot.streaming:
+        backend, begins = slot.backend, not slot.streaming
+        if begins:
             self.first_token(job_id, now)
-        backend = slot.backend
-        backend.advance(slot, n)
+        slot.output += n
+        return self._advance(backend, n, now) or begins
+
+    def streamed(self, backend: str, n: int, now: float) -> bool:
+        """The same, of all streams on a backend together: they got `n` more tokens after the first of each."""
+        known = self._pool.backends.get(backend)
+        return known is not None and known.streams > 0 and self._advance(known, n, now)
+
+    @staticmethod
+    def _advance(backend: Backend, n: int, now: float) -> bool:
+        busy = backend.in_flight > 0
+        backend.advance(n, now)
+        if busy and not backend.in_flight:
+            return True
         if backend.need_s == inf or backend.credit(now) < backend.need_s:
             return False
         backend.need_s = inf
         return True
 
-    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None) -> None:
-        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless."""
+    def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0) -> None:
+        """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless. `seen_tokens` of
+        output are what its tenant is charged where no usage was reported, if that is more than `tokens` was told of."""
         if (ticket := self._room.tickets.get(job_id)) is not None:
             self._room.remove(ticket)
+            if not self._room:
+                self._drain.empty()
         elif (slot := self._slots.pop(job_id, None)) is not None:
             if ending is Ending.SUCCESS and slot.prefilling and slot.one_shot:
                 self._pool.timed(slot, now)
+            slot.output = max(slot.output, seen_tokens)
             slot.backend.end(slot, now)
             self._pool.learn(slot, ending, usage)
             self._room.settle(slot, ending, usage)
@@ -176,10 +194,10 @@ class Scheduler:
     def due(self, now: float) -> list[Dispatch | Drop]:
         """Everything that should happen now, in order."""
         self._pool.forget_silent(now)
-        self._end_unseen(now)
+        self._unseen.end(now)
         late = self._room.ripe(now, self._latest)
         out: list[Dispatch | Drop] = []
-        lost, self._lost = self._lost, []
+        lost, self._lost = dict.fromkeys(self._lost), []
         gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
@@ -190,11 +208,9 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When `due` must be called next even if nothing else happens."""
-        while self._ends and not self._ends[0][2].prefilling:
-            heappop(self._ends)
-        soonest = min(self._room.next_deadline(), self._ends[0][0] if self._ends else inf)
+        soonest = min(self._room.next_deadline(), self._unseen.next_end())
         if self._room:
-            soonest = min(soonest, *(backend.open_at for backend in self._pool.backends.values()))
+            soonest = min(soonest, self._pool.next_silence(), *(b.open_at for b in self._pool.backends.values()))
         return None if soonest == inf else soonest
 
     # What can be asked.
@@ -202,12 +218,12 @@ class Scheduler:
     def retry_after(self, now: float) -> float:
         """Seconds until what waits now will have been served, from 1 to 60: when a new try is worth it."""
         queued = sum(tier.queue.tokens for tier in self._room.tiers.values())
-        return min(60.0, max(1.0, queued / self._drain.rate(now, self._pool.times.rate)))
+        return min(60.0, max(1.0, queued / self._drain_rate(now)))
 
     def place(self, job: Job, now: float) -> Place:
         """Where the job stands among those of its class, waiting or not; O(waiting)."""
         ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job, now))
-        return Place(ahead + 1, tokens / self._drain.rate(now, self._pool.times.rate))
+        return Place(ahead + 1, tokens / self._drain_rate(now))
 
     def explain(self, job: Job, now: float) -> Explanation:
         """What would happen to the job if it were submitted now. Nothing is changed."""
@@ -222,7 +238,7 @@ class Scheduler:
             queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
             backends=self._pool.statistics(now),
             prefill_rate=self._pool.times.rate,
-            drain_rate=self._drain.rate(now, self._pool.times.rate),
+            drain_rate=self._drain_rate(now),
             index_pieces=len(self._pool.index),
         )
 
@@ -234,12 +250,6 @@ class Scheduler:
             head = queue.head(name) if self._gated else None
             loads.append(backend.own(now, None if head is None else head - now / self.rules.ageing_s))
         return tuple(loads)
-
-    def _end_unseen(self, now: float) -> None:
-        """Prefills whose end nobody sees end when they should."""
-        while self._ends and self._ends[0][0] <= now:
-            slot = heappop(self._ends)[2]
-            slot.backend.prefilled(slot, now)
 
     def _pump(self, now: float, out: list[Dispatch | Drop]) -> None:
         if not self._room:
@@ -253,9 +263,11 @@ class Scheduler:
             if now > self._latest(ticket):
                 out.append(self._drop(ticket, self._too_late(ticket, now), now))
                 continue
+            if ticket.parked:  # its warm backend may be open to others, and still not have the credit for this one
+                usable = [backend for backend in usable if backend.name in ticket.lanes]
             fits = self._admission.fitting(ticket, usable, now)
             if not fits:
-                self._hold(ticket, Wait.ROOM, held)
+                self._hold(ticket, Wait.WARM if ticket.parked else Wait.ROOM, held)
                 if self.rules.reserve:
                     drained = [backend for backend in usable if ticket.job.allows(backend.name)]
                     spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
@@ -279,20 +291,21 @@ class Scheduler:
         took = self._pool.times.expect(uncached, job.prompt_tokens) / backend.view.speed
         paced = self._room.tier(ticket).policy.paced and job.output_tokens > 0
         slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost, took, paced)
-        if not job.streamed and not slot.one_shot:
-            heappush(self._ends, (now + backend.left(now) + took, next(self._serial), slot))
         self._room.dispatched(ticket, cost)
         self._slots[job.id] = slot
-        backend.start(slot, now)
+        self._unseen.start(slot, now)
         backend.turn = next(self._serial)
         self._pool.index.insert(job.prefix, backend.name)
-        if now > ticket.since:  # who never waited tells nothing of how fast the queue drains
-            self._drain.served(job.prompt_tokens, now)
+        self._drain.served(job.prompt_tokens, now)
         waited = now - job.arrived
         why = (ticket.waited_for or Wait.TURN) if now > ticket.since else None
         saved = job.prompt_tokens - uncached
         missed, prices = uncached - ticket.least, tuple(considered)
         return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, prices, missed)
+
+    def _drain_rate(self, now: float) -> float:
+        """Tokens per second that leave the queue; before that was measured, what all backends should prefill."""
+        return self._drain.rate(now, self._pool.times.rate * max(1, len(self._pool.backends)))
 
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)

@@ -152,10 +152,11 @@ class WaitingRoom:
         """The ticket goes to a backend, for `cost` tokens of service: its tenant has had them, other classes are owed
         their floors. It may never have waited."""
         own = self.tier(ticket)
+        expected = self._expected(ticket.job)
         if ticket.job.id not in self.tickets:
-            own.queue.serve(ticket, cost)
+            own.queue.serve(ticket, cost, expected)
             return
-        own.queue.charge(ticket, cost)
+        own.queue.charge(ticket, cost, expected)
         own.owed = max(own.owed, 0.0) - cost
         for tier in self.tiers.values():
             if tier.queue.requests:
@@ -172,7 +173,11 @@ class WaitingRoom:
             cost = max(1, usage.prompt - cached) + self.rules.output_weight * usage.output
         else:
             cost = slot.uncached + self.rules.output_weight * slot.output
-        self.tiers[slot.job.class_].queue.settle(slot.job, cost - slot.cost)
+        self.tiers[slot.job.class_].queue.settle(slot.job, cost - slot.cost, self._expected(slot.job))
+
+    def _expected(self, job: Job) -> int:
+        """What is charged for an answer before it has come."""
+        return self.rules.output_weight * job.output_tokens
 
     def ahead(self, ticket: Ticket) -> tuple[int, int]:
         """How many tickets of its class go before this one by their order alone, and the prompt tokens of those and
@@ -180,9 +185,9 @@ class WaitingRoom:
         tokens = 0
         for name, tier in self.tiers.items():
             if name == ticket.job.class_:
-                key = tier.queue.key(ticket.job, ticket.least)
+                place = tier.queue.key(ticket.job, ticket.least), ticket.seq
                 others = [t for t in self.tickets.values() if t.job.class_ == name and t is not ticket]
-                before = [t.job.prompt_tokens for t in others if tier.queue.key(t.job, t.least) < key]
+                before = [t.job.prompt_tokens for t in others if (tier.queue.key(t.job, t.least), t.seq) < place]
                 return len(before), tokens + sum(before)
             tokens += tier.queue.tokens
         return 0, tokens

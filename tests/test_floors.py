@@ -15,7 +15,7 @@ PLAN = """
 policies: types rules
 policies: limits estimate prefix retry health shares
 policies: backend leases
-policies: queues admission routing
+policies: queues admission routing unseen
 policies: pool waiting
 policies: choice
 policies: scheduler
@@ -43,10 +43,10 @@ loadtests: gateways immediate simulation
 loadtests: queued
 loadtests: baselines
 loadtests: simulate
-loadtests: experiments
+loadtests: experiments goals
 loadtests: machine origin scoreboard prose httpd gauges llamacpp
 loadtests: loadgen asks live
-loadtests: peers speech
+loadtests: peers speech replayed
 loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot

@@ -78,7 +78,7 @@ async def test_who_stays_keeps_its_load(pool: Pool) -> None:
     pool.observe([backend("a")])
     assert running(pool) == {"a": 1}
     assert not waiter.done()
-    pool.leave(first.id, Ending.SUCCESS, None)
+    pool.leave(first.id, Ending.SUCCESS)
     assert waiter.done()
     assert running(pool) == {"a": 1}
 
@@ -91,9 +91,9 @@ async def test_more_room_is_used_at_once(pool: Pool) -> None:
     assert waiter.done()
     pool.observe([backend("a", 1)])
     _, later = wait(pool)
-    pool.leave(jobs[0].id, Ending.SUCCESS, None)
+    pool.leave(jobs[0].id, Ending.SUCCESS)
     assert not later.done()
-    pool.leave(asked.id, Ending.SUCCESS, None)
+    pool.leave(asked.id, Ending.SUCCESS)
     assert later.done()
 
 
@@ -105,9 +105,9 @@ async def test_who_goes_ends_what_runs_and_gets_no_more(pool: Pool) -> None:
     assert running(pool) == {"b": 0}
     second = run(pool)
     assert running(pool) == {"b": 1}
-    pool.first_token(first.id, 1.0)
-    pool.leave(first.id, Ending.SUCCESS, None)
-    pool.leave(second.id, Ending.SUCCESS, None)
+    pool.first_token(first.id, "a", 1.0)
+    pool.leave(first.id, Ending.SUCCESS)
+    pool.leave(second.id, Ending.SUCCESS)
     assert running(pool) == {"b": 0}
 
 
@@ -115,13 +115,13 @@ async def test_a_decision_outlives_its_backend(pool: Pool) -> None:
     """It was made before the backend went, and who waits wakes up afterwards: it goes there all the same."""
     first = run(pool)
     asked, waiter = wait(pool)
-    pool.leave(first.id, Ending.SUCCESS, None)
+    pool.leave(first.id, Ending.SUCCESS)
     a = pool.backends["a"]
     pool.observe([])
     placed = waiter.result()
     assert isinstance(placed, tuple)
     assert placed[1] is a
-    pool.leave(asked.id, Ending.SUCCESS, None)
+    pool.leave(asked.id, Ending.SUCCESS)
 
 
 async def test_without_any_backend_those_who_wait_are_told(pool: Pool) -> None:
@@ -164,7 +164,7 @@ async def test_after_a_stop_a_change_wakes_nobody_twice(pool: Pool) -> None:
     pool.observe([backend("a"), backend("b")])
     with pytest.raises(Unavailable):
         waiter.result()
-    pool.leave(asked.id, Ending.IGNORED, None)
+    pool.leave(asked.id, Ending.IGNORED)
     assert running(pool) == {"a": 1, "b": 0}
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.backend import Backend, Timeouts
 from gateway.errors import GatewayError, Phase, Unanswered, UpstreamFailed, UpstreamTimeout
-from gateway.exchange import Attempt, Call, Dialect, Endpoint
+from gateway.exchange import Attempt, Call, Dialect, Endpoint, Tally
 from gateway.upstream import Upstream
 from policies.types import Dispatch, Job
 from tests.faults.fakes import Fake, FakeConnection
@@ -44,7 +44,7 @@ class Way:
 
     async def ask(self, *body: bytes | memoryview) -> tuple[int, bytes]:
         """Status and body of one whole answer. Raises UpstreamFailed."""
-        attempt = Attempt(self.backend, DECISION, 0.0, on_first_token=lambda now: None)
+        attempt = Attempt(self.backend, DECISION, 0.0, on_first_token=lambda now: None, tally=Tally())
         async with asyncio.timeout(10.0), self.upstream.open(attempt, call(*body)) as reply:
             data = b""
             while piece := await reply.read():
@@ -365,7 +365,7 @@ async def test_leaving_in_mid_answer_closes_the_connection() -> None:
         await connection.wait_closed()
 
     async with way(fake := Fake(script)) as here:
-        attempt = Attempt(here.backend, DECISION, 0.0, on_first_token=lambda now: None)
+        attempt = Attempt(here.backend, DECISION, 0.0, on_first_token=lambda now: None, tally=Tally())
         async with here.upstream.open(attempt, call()) as reply:
             assert await reply.read() == b"one"
         await until(lambda: fake.closed)

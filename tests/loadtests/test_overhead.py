@@ -112,12 +112,12 @@ def test_medians_and_ratios_come_from_the_same_rows() -> None:
 
 
 def relay(site: peers.Site) -> peers.Launch:
-    return peers.Launch([sys.executable, str(RELAY), str(site.port), str(site.backend)])
+    return peers.Launch([sys.executable, str(RELAY), str(site.port), str(site.backends[0])])
 
 
 def failing(site: peers.Site) -> peers.Launch:
     """Good for the first answers, then it closes the connection in the middle of one."""
-    return peers.Launch([sys.executable, str(RELAY), str(site.port), str(site.backend), "100000"])
+    return peers.Launch([sys.executable, str(RELAY), str(site.port), str(site.backends[0]), "100000"])
 
 
 def broken(_: peers.Site) -> peers.Launch:
