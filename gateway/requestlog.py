@@ -11,7 +11,7 @@ _write = msgspec.json.Encoder().encode
 
 
 class RequestLine(msgspec.Struct, gc=False):
-    """The log line of one request. Times in milliseconds, `time` in seconds since the epoch."""
+    """The log line of one request. MEANINGS tells what each field is."""
 
     time: float
     level: str
@@ -23,6 +23,7 @@ class RequestLine(msgspec.Struct, gc=False):
     stream: bool
     status: int
     outcome: str
+    cause: str
     backend: str
     attempts: int
     queue_ms: float
@@ -35,9 +36,37 @@ class RequestLine(msgspec.Struct, gc=False):
     bytes_in: int
     bytes_out: int
     upstream_request_id: str
-    cause: str
     trace_id: str
     event: str = "request"
+
+
+MEANINGS = {
+    "time": "when it ended, in seconds since the epoch",
+    "level": "`info` if all went well, else `warning`",
+    "request_id": "the id that the client sent or was given, in `x-request-id`",
+    "path": "the endpoint",
+    "tenant": "who asked; empty where no key was recognised, or the request was refused before",
+    "model": "the configured name, `other` for one that only `*` stands for; empty where there is none",
+    "class": "the class it ran in",
+    "stream": "whether a stream was asked for",
+    "status": "the HTTP status; 499 for a client that left",
+    "outcome": "`ok`, or the word of `x-headrace-reason`; the label of `headrace_requests_total`",
+    "cause": "why it was not good by the objectives of its model, see docs/metrics.md; empty if it was",
+    "backend": "the URL of the last one that was tried; empty where none was",
+    "attempts": "how many were tried",
+    "queue_ms": "spent waiting for backends",
+    "ttft_ms": "until the first token of a stream, all waiting included; null for whole answers",
+    "itl_ms": "the mean gap between two tokens; null where there were no two",
+    "total_ms": "from accept to the last byte",
+    "tokens_in": "tokens of the prompt as the engine reports them; null where it does not",
+    "tokens_cached": "how many of them were in its prefix cache",
+    "tokens_out": "tokens of the answer, counted by the gateway where the engine does not report them",
+    "bytes_in": "length of the request's body",
+    "bytes_out": "length of the answer's body",
+    "upstream_request_id": "the `x-request-id` of the backend's answer",
+    "trace_id": "of the trace it belongs to, where there is a collector; whether that was kept is the share's to say",
+    "event": "always `request`",
+}
 
 
 def request_line(x: Exchange, wall: float, cause: Cause | None) -> bytes:
@@ -55,6 +84,7 @@ def request_line(x: Exchange, wall: float, cause: Cause | None) -> bytes:
         call.stream if call is not None else False,
         x.status,
         x.outcome,
+        cause or "",
         x.attempts[-1].backend.name if x.attempts else "",
         len(x.attempts),
         round(x.queue_wait_s * 1000, 3),
@@ -67,7 +97,6 @@ def request_line(x: Exchange, wall: float, cause: Cause | None) -> bytes:
         call.length if call is not None else 0,
         x.bytes_out or (meter.bytes_in if meter is not None else 0),
         x.upstream_request_id,
-        cause or "",
         x.trace.text if x.trace is not None else "",
     )
     return _write(line) + b"\n"

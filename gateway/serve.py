@@ -62,7 +62,7 @@ async def serve(
     log = LogWriter(sys.stderr.fileno())
     writers: dict[str, Callable[[bytes], None]]
     writers = {"json": log.write, "text": lambda line: log.write(as_text(line)), "off": _discard}
-    async with Gateway(settings, writers[settings.telemetry.log]) as gateway:
+    async with Gateway(settings, writers[settings.telemetry.log], log.metrics) as gateway:
         reloader = Reloader(path, gateway, time.time)
         servers = [
             Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),

@@ -21,7 +21,7 @@ from gateway.app import Gateway
 from gateway.backend import Backend
 from gateway.config import parse
 from gateway.errors import QUEUE_FULL, Unavailable
-from gateway.exchange import Attempt, Call, Dialect, Endpoint, Exchange
+from gateway.exchange import Attempt, Call, Dialect, Endpoint, Exchange, Tally
 from gateway.exposition import OPENMETRICS, TEXT, exposed
 from gateway.metrics import Family, Histogram, Numbers
 from gateway.sse import Meter
@@ -65,7 +65,7 @@ def answer(x: Exchange, url: str) -> None:
     """Three tokens with usage."""
     assert x.call is not None
     backend = Backend(url, x.call.pool, "b", 80, b"b")
-    attempt = Attempt(backend, Dispatch(Job(1, "t", 0.0), url), 100.1, lambda now: None)
+    attempt = Attempt(backend, Dispatch(Job(1, "t", 0.0), url), 100.1, lambda now: None, Tally())
     attempt.connected_at, attempt.ended_at = 100.11, 100.9
     x.attempts.append(attempt)
     meter = x.meter = Meter(Dialect.CHAT)

@@ -53,7 +53,7 @@ loadtests: faults oneshot
 loadtests: emulator replay report overhead
 loadtests: capacity decision crowd faultrelay
 loadtests: chaos
-gateway: demo emulate keys
+gateway: demo emulate keys logview
 gateway: adminport
 gateway: tenants backends
 gateway: cli

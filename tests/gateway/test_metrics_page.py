@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gateway.app import Gateway
 from gateway.config import parse
+from gateway.logs import LogWriter
 from gateway.metrics import Family
 from gateway.reload import Reloader
 
@@ -18,7 +19,7 @@ EVERYTHING = "pools: {p: {backends: [{url: 'http://b'}]}}\nmodels: {m: {}}\ntele
 
 def families() -> list[Family]:
     """All there are, with every part configured."""
-    gateway = Gateway(parse(EVERYTHING, environ={}), lambda line: None)
+    gateway = Gateway(parse(EVERYTHING, environ={}), lambda line: None, LogWriter(2).metrics)
     return [*gateway.metrics(), *Reloader(None, gateway, time.time).metrics()]
 
 

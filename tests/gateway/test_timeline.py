@@ -6,7 +6,7 @@ import pytest
 
 from gateway.backend import Backend
 from gateway.errors import NO_BACKEND, ClientGone, GatewayError, Phase, Unavailable, UpstreamFailed
-from gateway.exchange import Attempt, Call, Dialect, Endpoint, Exchange
+from gateway.exchange import Attempt, Call, Dialect, Endpoint, Exchange, Tally
 from gateway.reading import Reading
 from gateway.timeline import Cause, Objective, Parts, parts, phase, tpot_s, verdict
 from policies.types import Dispatch, Job
@@ -27,7 +27,7 @@ class Scripted(Reading):
 
 def attempt(dispatched: float, connected: float, ended: float, failure: str = "") -> Attempt:
     backend = Backend("http://b", "p", "b", 80, b"b")
-    told = Attempt(backend, Dispatch(Job(1, "t", 0.0), "http://b"), dispatched, lambda now: None)
+    told = Attempt(backend, Dispatch(Job(1, "t", 0.0), "http://b"), dispatched, lambda now: None, Tally())
     told.connected_at, told.ended_at, told.failure = connected, ended, failure
     return told
 

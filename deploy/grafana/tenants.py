@@ -1,0 +1,37 @@
+"""Who uses what, and how well they are served."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.panels import NUMBER, PER_SECOND, Row, board, listing, series
+from deploy.grafana.terms import WHOSE, rates
+
+TOKENS = '{{model=~"$model",tenant=~"$tenant",direction="{}"}}'
+FAILED = '{model=~"$model",tenant=~"$tenant",class=~"$class",outcome!="ok"}'
+
+
+def use() -> Row:
+    tokens = [rates("headrace_tokens_total", "tenant", TOKENS.format(way)) for way in ("input", "output")]
+    return "Use", [
+        series("Requests", "Per second.", PER_SECOND, rates("headrace_requests_total", "tenant", WHOSE)),
+        series("Tokens in", "Per second.", NUMBER, tokens[0]),
+        series("Tokens out", "Per second.", NUMBER, tokens[1]),
+    ]
+
+
+def service() -> Row:
+    missed = rates("headrace_slo_misses_total", "tenant, cause", WHOSE)
+    failed = rates("headrace_requests_total", "tenant, outcome", FAILED)
+    hour = f"sum by (tenant, model, outcome) (increase(headrace_requests_total{WHOSE}[1h]))"
+    return "Service", [
+        series("Not good", "Requests per second, by cause.", PER_SECOND, missed),
+        series("Refused or failed", "Requests per second, by outcome.", PER_SECOND, failed),
+        listing("The last hour", "Requests of each tenant and model.", hour),
+    ]
+
+
+def tenants() -> Dashboard:
+    """Tenant by tenant."""
+    text = "Who uses what, and how well they are served. Tenants beyond `telemetry.tenants` are `other`."
+    return board("tenants", "Tenants", text, use(), service())

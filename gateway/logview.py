@@ -1,0 +1,104 @@
+"""`headrace logs`: request logs for people."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import click
+
+Line = dict[str, Any]
+WORST = ("ttft", "itl", "total", "queue", "bytes_in", "bytes_out", "tokens_in", "tokens_out", "attempts")
+COLOURS = {"ok": "green", "client_disconnect": "yellow"}
+SHOWN = 20  # of the worst
+
+
+@click.command()
+@click.argument("files", nargs=-1, default=("-",), type=click.File("r", errors="replace", lazy=True))
+@click.option("--outcome", "outcomes", multiple=True, metavar="WORD", help="Only these outcomes; `bad`: all but ok.")
+@click.option("--tenant", metavar="NAME", help="Only of this tenant.")
+@click.option("--model", metavar="NAME", help="Only for this model.")
+@click.option("--id", "ident", metavar="ID", help="Only the request, or the trace, with this id.")
+@click.option("--worst", type=click.Choice(WORST), help=f"The {SHOWN} with the largest value, worst first.")
+@click.option("--json", "as_json", is_flag=True, help="The lines as they were, for jq.")
+def logs(files: tuple[IO[str], ...], worst: str | None, as_json: bool, **wanted: Any) -> None:
+    """Show request logs.
+
+    Reads the files, or stdin, where `tail -f headrace.log | headrace logs` follows a gateway.
+
+    \b
+    headrace logs headrace.log
+    headrace logs --outcome bad --tenant acme headrace.log
+    headrace logs --worst ttft headrace.log
+    headrace logs --json --model llama-3-8b headrace.log | jq .total_ms
+
+    Times are in UTC, durations in milliseconds. What is no request is
+    passed on as it is.
+    """
+    stream = (text for file in files for text in file)
+    if worst is not None:
+        field = worst if worst.startswith(("bytes", "tokens", "attempts")) else f"{worst}_ms"
+        lines = (line for _, line in _chosen(stream, wanted) if line is not None and line.get(field) is not None)
+        for bad in heapq.nlargest(SHOWN, lines, key=lambda line: float(line[field])):
+            click.echo(json.dumps(bad, ensure_ascii=False) if as_json else told(bad))
+        return
+    for text, line in _chosen(stream, wanted):
+        if as_json or line is None:
+            click.echo(text, nl=False)
+        else:
+            click.echo(told(line))
+
+
+def _chosen(stream: Iterable[str], wanted: Line) -> Iterator[tuple[str, Line | None]]:
+    """Every line that is wanted, and what it says; None where it is no request."""
+    only = any(wanted.values())
+    for text in stream:
+        line = _request(text)
+        if (line is None and not only) or (line is not None and _matches(line, **wanted)):
+            yield text, line
+
+
+def _request(text: str) -> Line | None:
+    try:
+        line = json.loads(text) if text.startswith("{") else None
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and line.get("event") == "request" else None
+
+
+def _matches(line: Line, outcomes: tuple[str, ...], tenant: str | None, model: str | None, ident: str | None) -> bool:
+    bad = "bad" in outcomes and line["outcome"] != "ok"
+    return (
+        (not outcomes or bad or line["outcome"] in outcomes)
+        and tenant in (None, line["tenant"])
+        and model in (None, line["model"])
+        and ident in (None, line["request_id"], line["upstream_request_id"], line.get("trace_id"))
+    )
+
+
+def told(line: Line) -> str:
+    """One request on one line: when, what became of it, for whom, how long it took, how much it was, where it went."""
+    at = datetime.fromtimestamp(line["time"], UTC).strftime("%H:%M:%S.%f")[:-3]
+    outcome = click.style(f"{line['outcome']:<20}", fg=COLOURS.get(line["outcome"], "red"))
+    whose = f"{line['tenant'] or '-'}/{line['model'] or '-'}/{line['class']}"
+    times = [f"{name} {_ms(line.get(f'{name}_ms'))}" for name in ("queue", "ttft", "itl", "total")]
+    size = f"{_number(line['tokens_in'])}>{_number(line['tokens_out'])} tokens"
+    if line["tokens_cached"]:
+        size += f" ({line['tokens_cached']} cached)"
+    parts = [at, outcome, str(line["status"] or "-"), whose, *times, size, line["backend"] or "-"]
+    if line["attempts"] > 1:
+        parts.append(f"{line['attempts']} attempts")
+    if line.get("cause"):
+        parts.append(click.style(f"missed by {line['cause']}", fg="yellow"))
+    return "  ".join([*parts, line["request_id"]])
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
