@@ -24,13 +24,15 @@ gateway: secret section address yamlfile http1 link exposition redislink vitals
 gateway: schema errors backend catalog sharedstore signals discovery
 gateway: consistency exchange isolation eligible
 gateway: config wire answers dialects reply timeline
-gateway: reading turn jobs pool given errand requestlog spans
+gateway: reading turn jobs pool given errand requestlog spans recent feed page
 gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
 gateway: relay telemetry logs generation ledger roster
 gateway: fleetmetrics
 gateway: fleet
 gateway: fleetadmin
 gateway: client assembly models reload overview
+gateway: pulse
+gateway: board
 gateway: admin
 gateway: proxy
 gateway: app
