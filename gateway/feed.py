@@ -20,6 +20,7 @@ class Feed:
         self._viewers = 0
         self._task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[bytes] | None = None
+        self._latest = b""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -31,15 +32,16 @@ class Feed:
         return self._closed or self._viewers >= MOST
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
-        """While somebody watches."""
-        self._viewers += 1
+    def joined(self) -> Iterator[bytes]:
+        """While somebody watches. Yields the latest event, so that nobody waits for the first one."""
         if self._task is None:
+            self._latest = self._event()
             self._next = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._ended)
+        self._viewers += 1
         try:
-            yield
+            yield self._latest
         finally:
             self._viewers -= 1
             if not self._viewers and self._task is not None:
@@ -66,12 +68,15 @@ class Feed:
 
     async def _run(self) -> None:
         while not self._closed:
+            await asyncio.sleep(self._beat_s)
             assert self._next is not None
-            event = b"data: " + self._make() + b"\n\n"
+            self._latest = self._event()
             self._next, now = asyncio.get_running_loop().create_future(), self._next
             if not now.done():
-                now.set_result(event)
-            await asyncio.sleep(self._beat_s)
+                now.set_result(self._latest)
+
+    def _event(self) -> bytes:
+        return b"data: " + self._make() + b"\n\n"
 
 
 class Events:
@@ -82,8 +87,9 @@ class Events:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        with self._feed.joined():
+        with self._feed.joined() as latest:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": latest, "more_body": True})
             left = asyncio.ensure_future(_left(receive))
             try:
                 await self._relay(left, send)

@@ -1,6 +1,6 @@
 // The console: what /admin/live says, once a second, as a page. Text only ever becomes text, never markup.
 
-const TOKEN = "headrace-admin-token"; // in sessionStorage: gone with the tab, unseen by other sites, sent by no form
+const TOKEN = "headrace-admin-token"; // in sessionStorage: gone with the tab, unseen by other sites
 const RETRY_MS = [1000, 2000, 5000, 10000];
 const PARTS = ["gateway", "queue", "connect", "prefill", "decode"];
 const GOOD = new Set(["up", "open"]);
@@ -18,7 +18,7 @@ const FIGURES = [
 
 const $ = (id) => document.getElementById(id);
 let stop = new AbortController(); // of the stream that is read now
-let asked = null; // the change that waits for its confirmation
+let asked; // the change that waits for its confirmation
 
 // -- words ------------------------------------------------------------------------------------------------------
 
@@ -37,9 +37,7 @@ function made(tag, attributes = {}, ...children) {
   return element;
 }
 
-function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
+const say = (element, text) => element.textContent === text || (element.textContent = text);
 
 // Children become one per item, in order; those that stay are kept, with their focus.
 function sync(parent, items, key, make, update) {
@@ -55,7 +53,7 @@ function sync(parent, items, key, make, update) {
     if (child === place) place = place.nextElementSibling;
     else parent.insertBefore(child, place);
   }
-  for (const child of before.values()) child.remove();
+  before.forEach((child) => child.remove());
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
 }
 
@@ -94,19 +92,14 @@ function list(pairs) {
 function show(now) {
   say($("about"), `${now.version} · configuration ${now.generation} · up ${span(now.uptime_s)} · limits: ${now.limiter}${now.draining ? " · draining" : ""}`);
   sync($("figures"), FIGURES, ([name]) => name, makeFigure, (element, figure) => fillFigure(element, figure, now));
-  const pools = Map.groupBy ? Map.groupBy(now.backends, (each) => each.pool) : grouped(now.backends);
-  sync($("pools"), [...pools], ([name]) => name, makePool, fillPool);
+  const pools = [...new Set(now.backends.map((each) => each.pool))];
+  const inside = (pool) => now.backends.filter((each) => each.pool === pool);
+  sync($("pools"), pools, (name) => name, makePool, (element, name) => sync(element.lastElementChild, inside(name), (each) => each.backend, makeBackend, fillBackend));
   rows("queues", now.queues, (q) => `${q.pool}/${q.class}`, (q) => [q.pool, q.class, number(q.waiting), number(q.tokens), seconds(q.wait_s)], "There are no pools.");
   rows("waiting", now.waiting, (w) => `${w.tenant}/${w.pool}/${w.class}`, (w) => [w.tenant, w.pool, w.class, number(w.waiting), seconds(w.oldest_s)], "Nobody waits.");
   rows("refusals", now.refusals, (r) => r.reason, (r) => [r.reason, number(r.lately), number(r.total)], "None so far.");
   rows("tenants", now.tenants, (t) => t.tenant, (t) => [t.tenant, number(t.running), number(t.waiting), (cell) => limits(cell, t.limits)], "There are none.");
   rows("recent", now.recent, (r) => String(r.number), recentCells, "Nothing so far.");
-}
-
-function grouped(backends) {
-  const pools = new Map();
-  for (const each of backends) pools.set(each.pool, [...(pools.get(each.pool) ?? []), each]);
-  return pools;
 }
 
 function span(seconds) {
@@ -129,13 +122,7 @@ function fillFigure(element, [name, , words], now) {
   element.querySelector("polyline").setAttribute("points", points.join(" "));
 }
 
-function makePool([name]) {
-  return made("div", {}, made("h3", {}, name), made("ul", { class: "backends" }));
-}
-
-function fillPool(element, [, backends]) {
-  sync(element.lastElementChild, backends, (each) => each.backend, makeBackend, fillBackend);
-}
+const makePool = (name) => made("div", {}, made("h3", {}, name), made("ul", { class: "backends" }));
 
 function makeBackend() {
   const button = made("button", { type: "button" });
@@ -229,8 +216,8 @@ function ask(each, action) {
   asked = { url: each.backend, pool: each.pool, action };
   const drain = action === "drain";
   say($("confirm-title"), `${drain ? "Drain" : "Undrain"} ${each.backend}?`);
-  const running = `${number(each.running)} ${each.running === 1 ? "request runs" : "requests run"} there and may end`;
-  say($("confirm-text"), drain ? `It gets no new work until it is undrained; ${running}.` : "It gets new work again.");
+  const running = each.running ? `What runs there (${number(each.running)}) may end.` : "Nothing runs there.";
+  say($("confirm-text"), drain ? `It gets no new work until it is undrained. ${running}` : "It gets new work again.");
   say($("confirm-yes"), drain ? "Drain it" : "Undrain it");
   $("confirm").showModal();
 }
@@ -263,8 +250,8 @@ function login(why) {
   $("token").focus();
 }
 
-// Returns when the stream ends; events are shown as they come.
-async function read(signal) {
+// Shows events as they come, and fails when the stream ends.
+async function read(signal, live) {
   const answer = await call("/admin/live", { signal });
   if (answer.status === 401 || answer.status === 403) return login((await answer.json()).error.message);
   if (!answer.ok) throw new Error((await answer.json()).error.message);
@@ -278,6 +265,7 @@ async function read(signal) {
     for (const [id, hidden] of [["login", true], ["board", false], ["forget", false]]) $(id).hidden = hidden;
     show(JSON.parse(events.at(-1).slice("data: ".length)));
     status("live", "Live");
+    live();
   }
 }
 
@@ -286,7 +274,7 @@ async function watch() {
   const { signal } = (stop = new AbortController());
   for (let tries = 0; !signal.aborted && sessionStorage.getItem(TOKEN); tries++) {
     try {
-      await read(signal);
+      await read(signal, () => (tries = 0));
     } catch (error) {
       if (signal.aborted) return;
       status("lost", `Not connected: ${error.message}`);
