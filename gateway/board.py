@@ -50,8 +50,8 @@ class Board:
         """Everything now. No prompts, answers or keys are in it."""
         gateway, wall, now = self._gateway, self._wall_clock(), self._gateway.clock()
         backends = listed(gateway.fleet, now)
-        queues = queued(gateway.dispatcher.pools)
         waiting = waits(gateway.active, now)
+        queues = queued(gateway.dispatcher.pools, waiting)
         tenants = overview(gateway.generation, gateway.quota, gateway.active, wall)
         tenants.sort(key=lambda each: -used(each))
         running = sum(each["running"] for each in backends)
@@ -81,9 +81,13 @@ class Board:
         }
 
 
-def queued(pools: Mapping[str, Pool]) -> list[dict[str, Any]]:
-    """What waits in each class of each pool, and how long whoever comes last would: the prompt tokens of its class and
-    of those above, at the rate at which tokens leave the queue."""
+def queued(pools: Mapping[str, Pool], waiting: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What waits in each class of each pool; how long the oldest has, and how long whoever comes last might: the prompt
+    tokens of its class and of those above, at the rate at which tokens leave the queue."""
+    oldest: dict[tuple[str, str], float] = {}
+    for row in waiting:
+        key = row["pool"], row["class"]
+        oldest[key] = max(oldest.get(key, 0.0), row["oldest_s"])
     found = []
     for name, pool in pools.items():
         told, tokens = pool.statistics(), 0
@@ -91,7 +95,8 @@ def queued(pools: Mapping[str, Pool]) -> list[dict[str, Any]]:
             tokens += told.queued_tokens[class_]
             wait_s = round(tokens / told.drain_rate, 2) if told.drain_rate else None
             row = {"pool": name, "class": class_, "waiting": number, "tokens": told.queued_tokens[class_]}
-            found.append(row | {"wait_s": wait_s if number else 0.0})
+            row |= {"oldest_s": oldest.get((name, class_), 0.0), "wait_s": wait_s if number else 0.0}
+            found.append(row)
     return found
 
 

@@ -19,10 +19,10 @@ policies: queues admission routing unseen
 policies: pool waiting
 policies: choice
 policies: scheduler
-gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext
-gateway: secret section address yamlfile http1 link exposition redislink vitals
-gateway: schema errors backend catalog sharedstore signals discovery
-gateway: consistency exchange isolation eligible
+gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext samples
+gateway: secret section address yamlfile http1 link exposition redislink vitals facts experiments
+gateway: schema errors backend catalog sharedstore signals discovery hypotheses
+gateway: consistency exchange isolation eligible diagnosis
 gateway: config wire answers dialects reply timeline
 gateway: reading turn jobs pool given errand requestlog spans recent feed page
 gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
@@ -57,7 +57,7 @@ loadtests: capacity decision crowd faultrelay
 loadtests: chaos
 gateway: demo emulate keys logview
 gateway: adminport
-gateway: tenants backends
+gateway: tenants backends top doctor
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]

@@ -95,7 +95,7 @@ function show(now) {
   const pools = [...new Set(now.backends.map((each) => each.pool))];
   const inside = (pool) => now.backends.filter((each) => each.pool === pool);
   sync($("pools"), pools, (name) => name, makePool, (element, name) => sync(element.lastElementChild, inside(name), (each) => each.backend, makeBackend, fillBackend));
-  rows("queues", now.queues, (q) => `${q.pool}/${q.class}`, (q) => [q.pool, q.class, number(q.waiting), number(q.tokens), seconds(q.wait_s)], "There are no pools.");
+  rows("queues", now.queues, (q) => `${q.pool}/${q.class}`, (q) => [q.pool, q.class, number(q.waiting), number(q.tokens), seconds(q.oldest_s), seconds(q.wait_s)], "There are no pools.");
   rows("waiting", now.waiting, (w) => `${w.tenant}/${w.pool}/${w.class}`, (w) => [w.tenant, w.pool, w.class, number(w.waiting), seconds(w.oldest_s)], "Nobody waits.");
   rows("refusals", now.refusals, (r) => r.reason, (r) => [r.reason, number(r.lately), number(r.total)], "None so far.");
   rows("tenants", now.tenants, (t) => t.tenant, (t) => [t.tenant, number(t.running), number(t.waiting), (cell) => limits(cell, t.limits)], "There are none.");
