@@ -109,13 +109,12 @@ FAULTS: dict[str, tuple[Series, str]] = {
         "cold",
     ),
     "a stall of the gateway's processor": (
-        objective("ttft", 120)
-        | objective("itl", 200)
-        | misses(gateway=60, prefill=60, decode=150)
-        | parts(gateway=0.3, backend=0.5)
-        | LATE
+        objective("ttft", 10)
+        | objective("itl", 400)
+        | misses(gateway=20, prefill=10, decode=400)
+        | parts(gateway=0.1, backend=0.3)
         | STALLS
-        | {"process_cpu_seconds_total": 58},
+        | {"process_cpu_seconds_total": 30},  # something else has the core
         "gateway",
     ),
     "too much at once": (
@@ -236,6 +235,16 @@ def test_labels_are_read_as_they_were_meant() -> None:
     """Escapes, commas and braces in values."""
     found = read('a{x="1,\\"}\\n\\\\",y=""} 2.5\n# TYPE a gauge\na 3\n')
     assert found == {"a": {(("x", '1,"}\n\\'), ("y", "")): 2.5, (): 3.0}}
+
+
+def test_a_quantile_lies_within_its_bucket_as_prometheus_has_it() -> None:
+    """Evenly spread; above the highest bound it is that bound; of nothing it is nothing."""
+    window = Window(
+        {}, samples(histogram("h", KEY, {1.0: 50, 3.0: 50}, 9.0) | {f'h_bucket{{{KEY},le="+Inf"}}': 100}), 1
+    )
+    assert [window.quantile("h", share) for share in (0.25, 0.5, 0.75, 1.0)] == [0.5, 1.0, 2.0, 3.0]
+    above = Window({}, samples({'h_bucket{le="1.0"}': 1, 'h_bucket{le="+Inf"}': 10}), 1)
+    assert above.quantile("h", 0.9) == 1.0 and above.quantile("g", 0.9) is None
 
 
 def test_a_ramp() -> None:
