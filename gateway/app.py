@@ -80,10 +80,12 @@ class Gateway:
         )
         self.tracer = assembly.tracer(settings, Random())  # noqa: S311 (ids need not be secret)
         self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
-        self.telemetry.configure(settings, generation=1)
+        self.telemetry.configure(settings)
         self.vitals = Vitals(self.clock, time.time)
+        self.vitals.on_strain = self._strained
         self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
+        self.leaving = False
         self.draining = False
         self.active: set[Exchange] = set()
         self.request_ids = (f"req_{prefix}{number:08x}" for prefix in [token_hex(8)] for number in count(1))
@@ -131,10 +133,9 @@ class Gateway:
         now = assembly.generation(before.number + 1, settings, self._created, self._used)
         pools = self.dispatcher.pools
         assembly.fit(pools, settings, self.clock, self._rng)
-        if settings.security.secret != before.settings.security.secret:
-            self.dispatcher.jobs.reseed(assembly.seeds(settings))
+        self.dispatcher.jobs.reseed(assembly.seeds(settings))
         self.quota.apply(assembly.limits(settings))
-        self.telemetry.configure(settings, generation=now.number)
+        self.telemetry.configure(settings)
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
@@ -154,9 +155,14 @@ class Gateway:
             del self._leaving[name]
         self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy) if self._leaving else None
 
+    def _strained(self, strained: bool) -> None:
+        """The event loop is too slow for all that is asked: work that nobody watches is refused first."""
+        classes = self.settings.classes if strained else {}
+        self.dispatcher.shed = frozenset(name for name, told in classes.items() if told.ceiling < 1.0)
+
     def not_ready(self) -> str:
         """Why no request should be sent here; empty when all is well."""
-        return "draining" if self.draining else ""
+        return "draining" if self.leaving or self.draining else ""
 
     def metrics(self) -> Iterator[Family]:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
@@ -180,6 +186,10 @@ class Gateway:
         """Returns when no request is under way."""
         while self.active:  # noqa: ASYNC110 (an event would cost every request a little, for one drain in a life)
             await asyncio.sleep(0.02)
+
+    def leave(self) -> None:
+        """Nobody should come here any more. Who does is served, and told to come by another connection next time."""
+        self.leaving = True
 
     def stop_queueing(self) -> None:
         """From now on no request is taken, and those that wait are refused. Running ones go on."""
@@ -225,6 +235,8 @@ class Gateway:
             x.request_id = sent_id.decode()
         if self.tracer is not None:
             x.trace = self.tracer.begin(*client.trace_context())
+        if self.leaving:
+            client.say_goodbye()
         origins = self.generation.origins
         if origins and (origin := client.headers.get(b"origin")) and not origins.isdisjoint((origin, b"*")):
             x.answer_headers += cors(origin)

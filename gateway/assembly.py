@@ -20,6 +20,7 @@ from gateway.discovery import ACCOUNT, Cluster, Dns, Kubernetes, Source
 from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
+from gateway.poolschema import Discovery
 from gateway.reply import Clock
 from gateway.roster import Search
 from gateway.sharedstore import SharedStore
@@ -28,12 +29,12 @@ from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
 from gateway.watch import Plan
-from policies.health import HealthRules
 from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
 from policies.types import BATCH, ClassPolicy
+from policies.verdicts import HealthRules
 
 ANONYMOUS = "anonymous"
 UNKEYED = b"headrace"
@@ -60,6 +61,7 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
                 model.upstream_name or (None if name == ANY else name),
                 tuple(model.aliases),
                 takes_salt=settings.pools[model.pool].isolates,
+                fallback=tuple(model.fallback),
             )
             for name, model in settings.models.items()
         ),
@@ -201,7 +203,7 @@ def _class(name: str, told: schema.Class) -> ClassPolicy:
 def _wanted(settings: schema.Config, pool: str) -> dict[str, str]:
     """By label, what the backends of a pool call its models; those that clients name as they like are not known."""
     return {
-        name: told.upstream_name or name for name, told in settings.models.items() if told.pool == pool and name != ANY
+        name: told.upstream_name or name for name, told in settings.models.items() if pool in told.pools and name != ANY
     }
 
 
@@ -239,7 +241,7 @@ def backend(settings: schema.Config, pool: str, url: str) -> Backend:
 
 
 def searches(settings: schema.Config, rng: Random) -> dict[str, Search]:
-    """Where the pools that do not name their backends look for them. Raises OSError where it cannot be asked at all."""
+    """Where the pools that do not name their backends look for them. Raises Undiscoverable."""
     found = {}
     for name, told in settings.pools.items():
         if told.discovery is not None:
@@ -247,14 +249,15 @@ def searches(settings: schema.Config, rng: Random) -> dict[str, Search]:
     return found
 
 
-def _source(told: schema.Discovery, rng: Random) -> Source:
+def _source(told: Discovery, rng: Random) -> Source:
     if told.dns is not None:
         host, _, port = told.dns.rpartition(":")
         return Dns(host, int(port))
     assert told.kubernetes is not None
     known = told.kubernetes
+    cluster = Cluster.inside()
     namespace = known.namespace or (ACCOUNT / "namespace").read_text().strip()
-    return Kubernetes(Cluster.inside(), namespace, known.service, known.port, rng)
+    return Kubernetes(cluster, namespace, known.service, known.port, rng)
 
 
 def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLContext | None) -> Backend:

@@ -37,7 +37,7 @@ class Tenant:
 class Model:
     """A name that clients use. `upstream_name` is what the backends call it; None forwards the client's word.
     `counts_usage`: whether the backends understand `stream_options.include_usage`; `takes_salt`: whether they keep
-    caches apart by `cache_salt`."""
+    caches apart by `cache_salt`. `fallback`: the pools to ask when its own cannot serve it."""
 
     name: str
     pool: str
@@ -45,6 +45,7 @@ class Model:
     aliases: tuple[str, ...] = ()
     counts_usage: bool = True
     takes_salt: bool = False
+    fallback: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

@@ -13,6 +13,8 @@ import uvloop
 from gateway import config
 from gateway.backends import backends
 from gateway.demo import demo
+from gateway.descriptors import NoRoom
+from gateway.discovery import Undiscoverable
 from gateway.doctor import doctor
 from gateway.emulate import emulate
 from gateway.given import given
@@ -77,6 +79,8 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
     logging.getLogger("headrace").setLevel(logging.INFO)  # of other libraries only errors
     try:
         uvloop.run(serve_gateway(settings, path, ready=partial(_announce, as_json)))
+    except (NoRoom, Undiscoverable) as error:
+        raise click.ClickException(str(error)) from error
     except OSError as error:
         other = "server.listen or server.admin in the file" if path else "--listen or --admin"
         raise click.ClickException(f"{error.strerror or error}; choose another address: {other}.") from error

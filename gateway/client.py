@@ -218,6 +218,10 @@ class Client:
         """The backend's answer goes to the client. Raises UpstreamFailed; in phase STREAMING it has been told."""
         await Relay(reply, self._turn, exchange, self._clock).run()
 
+    def say_goodbye(self) -> None:
+        """The connection closes behind the answer."""
+        self._turn.keep_alive = False
+
     def refuse(self, error: GatewayError, exchange: Exchange) -> None:
         """Tell the client why there is no answer. One that has begun and cannot end as it should is cut off."""
         if exchange.status and not self._turn.response_complete:

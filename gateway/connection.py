@@ -23,7 +23,9 @@ from gateway.errors import HEADERS_TOO_LARGE, INVALID_REQUEST, REQUEST_TIMEOUT, 
 from gateway.exchange import Endpoint
 from gateway.turn import HIGH_WATER, Turn
 
-LINGER_S = 2.0  # how long an unread request body is thrown away, so that its sender sees the refusal and no reset
+# An unread request body is thrown away, so that its sender sees the refusal and no reset: while it comes, and this long
+LINGER_S = 2.0
+MOST_LINGER_S = 30.0  # nginx's lingering_time
 PIPELINED = 8  # requests that may wait behind the one that is answered before no more is read
 MOST_PIPELINED = 64  # what was read may hold 14,000 more, each of which costs memory before it is looked at
 PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
@@ -64,6 +66,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._lingering = False
+        self._still_sending = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -87,6 +90,8 @@ class Connection(HttpToolsProtocol):
                 turn.on_gone()
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            self._still_sending = True
         if self._lingering or self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
@@ -119,7 +124,17 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-        self._head_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        self._linger_on(self.loop.time() + MOST_LINGER_S)
+
+    def _linger_on(self, until: float) -> None:
+        self._still_sending = False
+        self._head_timer = self.loop.call_later(LINGER_S, self._end_linger, until)
+
+    def _end_linger(self, until: float) -> None:
+        if self._still_sending and self.loop.time() < until:
+            self._linger_on(until)
+        else:
+            self.transport.abort()
 
     # -- uvicorn's hooks ----------------------------------------------------------------------------------------
 

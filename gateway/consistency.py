@@ -41,6 +41,18 @@ def _pool_of_each_model(config: Config) -> Iterator[Finding]:
             yield loc, f"there is no pool {shown(model.pool)}" + suggestion(model.pool, config.pools, "pools")
 
 
+def _fallbacks(config: Config) -> Iterator[Finding]:
+    for name, model in config.models.items():
+        for index, pool in enumerate(model.fallback):
+            loc = ("models", name, "fallback", index)
+            if pool not in config.pools:
+                yield loc, f"there is no pool {shown(pool)}" + suggestion(pool, config.pools, "pools")
+            elif pool in model.pools[: index + 1]:
+                yield loc, "stands there already: name each pool once"
+            elif model.pool in config.pools and config.pools[pool].isolates != config.pools[model.pool].isolates:
+                yield loc, f"keeps tenants' caches apart in another way than {shown(model.pool)}: choose one alike"
+
+
 def _aliases(config: Config) -> Iterator[Finding]:
     owners: dict[str, str] = {}
     for name, model in config.models.items():
@@ -118,8 +130,8 @@ def _pools_of(config: Config, tenant: Tenant) -> dict[str, None]:
     reaches_any = any(glob not in known or "*" in glob or "?" in glob for glob in tenant.models)
     pools: dict[str, None] = {}
     for name, model in config.models.items():
-        if model.pool in config.pools and (reaches_any if name == ANY_MODEL else tenant.allows(name, *model.aliases)):
-            pools[model.pool] = None
+        if reaches_any if name == ANY_MODEL else tenant.allows(name, *model.aliases):
+            pools.update(dict.fromkeys(pool for pool in model.pools if pool in config.pools))
     return pools
 
 
@@ -183,6 +195,7 @@ def _listeners(config: Config) -> Iterator[Finding]:
 _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     ((), _required),
     ((), _pool_of_each_model),
+    ((), _fallbacks),
     ((), _aliases),
     ((), _backends),
     ((), _clocks),

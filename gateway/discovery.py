@@ -28,6 +28,10 @@ SILENCE_S = 300.0  # a watch that is silent for longer is dead
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
+class Undiscoverable(Exception):
+    """Nobody can be asked from here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One backend. `ready`: it takes new work; otherwise it only finishes what it has."""
@@ -68,7 +72,7 @@ class Dns:
     def __init__(self, name: str, port: int, resolver: dns.asyncresolver.Resolver | None = None) -> None:
         self._name = name
         self._port = port
-        self._resolver = resolver or dns.asyncresolver.Resolver()
+        self._resolver = resolver or _resolver()
 
     def __repr__(self) -> str:
         return f"<Dns {self._name}:{self._port}>"
@@ -121,6 +125,13 @@ class Dns:
         return [str(address[0]) for *_, address in found]
 
 
+def _resolver() -> dns.asyncresolver.Resolver:
+    try:
+        return dns.asyncresolver.Resolver()
+    except dns.exception.DNSException as error:
+        raise Undiscoverable(f"there is no name server to ask: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The API server, and who asks it. The token is read anew for each request: it is renewed every hour."""
@@ -131,10 +142,10 @@ class Cluster:
 
     @staticmethod
     def inside(environ: Mapping[str, str] = os.environ) -> Cluster:
-        """As a pod knows it. Raises OSError where this is none."""
+        """As a pod knows it. Raises Undiscoverable where this is none."""
         host = environ.get("KUBERNETES_SERVICE_HOST")
         if not host:
-            raise OSError("KUBERNETES_SERVICE_HOST is not set: discovery by kubernetes works in a cluster only")
+            raise Undiscoverable("KUBERNETES_SERVICE_HOST is not set: discovery by kubernetes works in a cluster only")
         shown = f"[{host}]" if ":" in host else host
         port = environ.get("KUBERNETES_SERVICE_PORT", "443")
         return Cluster(f"https://{shown}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from math import isfinite
 
 from gateway.backend import Backend
+from gateway.blame import found, rest_s, suspected
 from gateway.errors import (
     DEADLINE_UNREACHABLE,
+    GATEWAY_BUSY,
     NO_BACKEND,
     QUEUE_FULL,
     QUEUE_TIMEOUT,
@@ -18,18 +20,15 @@ from gateway.errors import (
     Refusal,
     Unavailable,
     UpstreamFailed,
-    UpstreamTimeout,
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
 from gateway.metrics import Counter, Family, Gauge
-from gateway.pool import Pool
+from gateway.pool import Placed, Pool
 from gateway.reply import Clock
-from policies.health import Found
 from policies.shares import TimeShare
 from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics, Usage
-
-MOST_REST_S = 10.0
+from policies.verdicts import Found
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
     Reason.QUEUE_FULL: (QUEUE_FULL, "The queue for this model is full"),
@@ -47,6 +46,8 @@ class Dispatcher:
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
+        self.shed: frozenset[str] = frozenset()  # classes that are refused now
+        self.fallbacks = Counter("headrace_fallbacks_total", "Requests handed on to another pool.", "pool", "to")
 
     def __repr__(self) -> str:
         return f"<Dispatcher {list(self.pools.values())}>"
@@ -55,6 +56,8 @@ class Dispatcher:
         """`async with dispatcher.slot(x) as attempt`: entered when a backend is free for it, left when the place is
         given back. Raises Unavailable."""
         assert x.call is not None
+        if x.class_ in self.shed and not x.attempts:
+            raise Unavailable(GATEWAY_BUSY, "The gateway is overloaded: urgent work goes first.", retry_after=2.0)
         return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
     def explain(self, x: Exchange) -> Explanation:
@@ -67,7 +70,7 @@ class Dispatcher:
         """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may, and
         where its model is served."""
         job = self.jobs.job(x, number)
-        job.candidates = _usable(pool, x)
+        job.candidates = pool.usable(x)
         return job
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
@@ -76,25 +79,23 @@ class Dispatcher:
         assert x.call is not None
         pool = self.pools[x.call.pool]
         pause = None
-        replayable = failure.replayable or self._blames_backend(failure, x, pool)
-        if replayable and failure.phase is not Phase.STREAMING and self._untried(pool, x):
+        replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
+        if replayable and failure.phase is not Phase.STREAMING and (pool.untried(x) or x.call.fallback):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
 
-    @staticmethod
-    def _blames_backend(failure: UpstreamFailed, x: Exchange, pool: Pool) -> bool:
-        """A 500 may be the request's own doing, and would then come from everywhere; but a backend that has just failed
-        others, too, is the likelier cause."""
-        answer = failure.answer
-        return answer is not None and answer.status == 500 and pool.health.suspicious(x.attempts[-1].backend.name)
-
-    @staticmethod
-    def _untried(pool: Pool, x: Exchange) -> bool:
-        usable = _usable(pool, x)
-        tried = {attempt.backend.name for attempt in x.attempts}
-        return not tried.issuperset(pool.backends if usable is None else usable)
+    def hand_on(self, x: Exchange) -> Pool | None:
+        """The next pool that may serve the request, which is its pool from now on; None: there is none."""
+        assert x.call is not None
+        if not x.call.fallback or x.call.fallback[0] not in self.pools:
+            return None
+        before = x.call.pool
+        x.call.pool, *rest = x.call.fallback
+        x.call.fallback = tuple(rest)
+        self.fallbacks.values[before, x.call.pool] += 1
+        return self.pools[x.call.pool]
 
     def drop(self, names: Iterable[str]) -> list[Backend]:
         """Pools that nobody will use any more are gone. Returns their backends."""
@@ -109,6 +110,7 @@ class Dispatcher:
 
     def metrics(self) -> Iterator[Family]:
         """What waits and what runs, pool by pool."""
+        yield self.fallbacks
         pools = {name: pool.statistics() for name, pool in self.pools.items()}
         yield from _queues(pools)
         for name, text, field in BACKENDS:
@@ -166,33 +168,48 @@ class Slot:
 
     async def __aenter__(self) -> Attempt:
         pool, x = self._pool, self._exchange
+        assert x.call is not None
         if not x.queued_at:
             x.queued_at = self._clock()
-            assert x.call is not None
             pool.retries.spend() if x.call.again else pool.retries.deposit()
-        placed = pool.submit(self._dispatcher.job(pool, x, self._id))
-        if isinstance(placed, asyncio.Future):
-            try:
-                placed = await placed
-            except BaseException:
-                pool.leave(self._id, Ending.IGNORED)
-                raise
-        if isinstance(placed, Drop):
-            raise self._refused(placed)
+        placed = await self._placed()
+        while isinstance(placed, Drop):
+            refusal = self._refused(placed)
+            following = self._dispatcher.hand_on(x)
+            if following is None:
+                raise refusal
+            pool = self._pool = following
+            placed = await self._placed()
         decision, backend = placed
-        tally = pool.tallies[backend.name]
-        attempt = Attempt(backend, decision, self._clock(), on_first_token=self._first_token, tally=tally)
+        attempt = Attempt(
+            backend,
+            decision,
+            self._clock(),
+            on_first_token=self._first_token,
+            tally=pool.tallies[backend.name],
+        )
         x.attempts.append(attempt)
         if x.trace is not None:
             attempt.trace_headers = x.trace.headers(len(x.attempts))
         self._attempt = attempt
-        pool.run(self._id, x)
+        pool.began(self._id, attempt, stream=x.call.stream)
         if backend.cost_per_hour:
             self._share = pool.share(backend)
             self._entered = self._share.enter(attempt.dispatched_at)
         if x.tenant is not None and x.tenant.operator:
             self._tell(attempt, decision)
         return attempt
+
+    async def _placed(self) -> Placed | Drop:
+        """What its pool decides about the request."""
+        placed = self._pool.submit(self._dispatcher.job(self._pool, self._exchange, self._id))
+        if isinstance(placed, asyncio.Future):
+            try:
+                placed = await placed
+            except BaseException:
+                self._pool.leave(self._id, Ending.IGNORED)
+                raise
+        return placed
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._attempt is not None
@@ -224,11 +241,8 @@ class Slot:
     def _first_token(self, now: float) -> None:
         attempt = self._attempt
         assert attempt is not None
+        self._pool.answered(self._id, attempt, now)
         self._pool.first_token(self._id, attempt.backend.name, now)
-        attempt.first_token_at = now
-        if attempt.trial and not attempt.late:
-            self._pool.judge(attempt, Found.GOOD)
-        self._pool.served[attempt.backend.name] = attempt.dispatched_at
 
     def _tell(self, attempt: Attempt, decision: Dispatch) -> None:
         """An operator sees where the request went and what was expected there; nobody else may: the answers to one
@@ -246,31 +260,6 @@ class Slot:
             place = self._pool.place(drop.job)
             message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"
         return Unavailable(refusal, message + ".", retry_after=drop.retry_after)
-
-
-def _usable(pool: Pool, x: Exchange) -> Set[str] | None:
-    """The backends that the request may use at all; None: any."""
-    assert x.tenant is not None
-    assert x.call is not None
-    return pool.eligible.backends(x.call.label, x.tenant.residency)
-
-
-def found(exc: BaseException | None) -> Found | None:
-    """What the end of an attempt tells of its backend. Nothing: what its client caused, that it is full, and that an
-    answer took longer in all than its pool allows."""
-    if not isinstance(exc, UpstreamFailed):
-        return None
-    if exc.phase is Phase.CONNECT:
-        return Found.REFUSED
-    if exc.answer is not None and exc.answer.status < 500:
-        return None
-    return None if isinstance(exc, UpstreamTimeout) and exc.clock == "total" else Found.FAULT
-
-
-def rest_s(exc: BaseException | None) -> float:
-    """So long a backend asked to be left alone; at most `MOST_REST_S`, or it might be forgotten."""
-    told = exc.retry_after if isinstance(exc, UpstreamFailed) else None
-    return min(told, MOST_REST_S) if told is not None else 0.0
 
 
 def _queues(pools: Mapping[str, Statistics]) -> Iterator[Family]:

@@ -18,7 +18,7 @@ MAX_MEMBERS = 1024  # requests have up to some 60; each costs time on the event 
 MAX_SURROGATES = 64 * 1024  # replacing that many takes some 70 ms
 
 # Neither ever backtracks: a key may have megabytes.
-KEY = re.compile(rb'[ \t\n\r]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
+KEY = re.compile(rb'[ \t\n\r]*+("[^"\\]*+(?:\\.[^"\\]*+)*")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
 SEPARATOR = re.compile(rb"[ \t\n\r]*+([,}])")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 

@@ -53,6 +53,7 @@ DEADLINE_UNREACHABLE = Refusal(503, "service_unavailable_error", "server_is_over
 QUEUE_TIMEOUT = Refusal(503, "service_unavailable_error", "server_is_overloaded", "queue_timeout")
 BUFFERS_FULL = Refusal(503, "service_unavailable_error", "server_is_overloaded", "buffers_full")
 LIMITS_UNAVAILABLE = Refusal(503, "service_unavailable_error", "server_is_overloaded", "limits_unavailable")
+GATEWAY_BUSY = Refusal(503, "service_unavailable_error", "server_is_overloaded", "gateway_busy")
 NO_BACKEND = Refusal(503, "service_unavailable_error", "no_backend_available", "no_backend")
 SHUTTING_DOWN = Refusal(503, "service_unavailable_error", "server_shutting_down", "shutting_down")
 

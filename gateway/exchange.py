@@ -50,8 +50,8 @@ class Call:
     path and query, `headers` all that go to the backend but its own credential. `tier` is the client's `service_tier`,
     `class_` the class that its header names, `deadline_s` the seconds after which it will not wait for a first token
     any more, `again` that its SDK has asked before. `strip_usage`: the gateway itself asked for the usage chunk.
-    `prompt` holds the raw JSON of what an engine makes the prompt of, in an order that a growing conversation only
-    adds to.
+    `fallback` are the pools to ask when `pool` cannot serve it. `prompt` holds the raw JSON of what an engine makes the
+    prompt of, in an order that a growing conversation only adds to.
     """
 
     endpoint: Endpoint
@@ -65,6 +65,7 @@ class Call:
     class_: str = ""
     deadline_s: float | None = None
     again: bool = False
+    fallback: tuple[str, ...] = ()
     prompt: list[memoryview] = field(default_factory=list)
     max_tokens: int | None = None
     target: bytes = b""
@@ -111,15 +112,15 @@ class Tally:
 class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
     `on_first_token`, until when the backend is busy with the prompt, and adds later tokens to the backend's `tally`.
-    `decision` says why it went there; `trace_headers` tell the backend which span it works for; `cost` is its part of
-    the backend's price. `trial`: its ending decides whether the backend is trusted again; `late`: others were served
-    long before."""
+    `decision` says why it went where it went; `trace_headers` tell the backend which span it works for; `cost` is its
+    part of the backend's price. `trial`: its ending decides whether the backend is trusted again; `late`: others were
+    served long before."""
 
     backend: Backend
     decision: Dispatch
     dispatched_at: float
     on_first_token: Callable[[float], None]
-    tally: Tally
+    tally: Tally = field(default_factory=Tally)
     trace_headers: list[Header] = field(default_factory=list)
     connected_at: float = 0.0
     head_at: float = 0.0
@@ -127,7 +128,6 @@ class Attempt:
     status: int = 0
     failure: str = ""
     cost: float = 0.0
-    first_token_at: float = 0.0
     trial: bool = False
     late: bool = False
 

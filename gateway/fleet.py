@@ -22,7 +22,7 @@ from gateway.roster import Member, Roster, Search
 from gateway.signals import Signals
 from gateway.upstream import Upstream
 from gateway.watch import Plan, Watch
-from policies.health import Found, State
+from policies.verdicts import Found, State
 
 TICK_S = 0.1  # how soon an ejection ends when its time has come
 
@@ -200,10 +200,10 @@ class Fleet:
             return True
         sight = member.watch.sight
         before = health.records[name].probed
-        changed = health.probed(name, good, self._clock())
+        changed = health.probed(name, good, self._clock(), silent=bool(sight.why) and not sight.gone)
         after = health.records[name].probed
-        if after is False and before is not False:
-            self._upstream.fail(name, _lost, started=False)
+        if after is False and before is not False and any(v.open for v in health.verdicts(self._clock()).values()):
+            self._upstream.fail(name, _lost, started=False)  # they are better off elsewhere
         if sight.gone and after is False:
             sight.incarnation += 1  # whoever listens there later is another process
             sight.signals = Signals()

@@ -12,8 +12,8 @@ HOLD_BYTES = 64 * 1024
 HEAD_BYTES = 4 * 1024  # of a longer event: names, types and the first keys
 TAIL_BYTES = 16 * 1024  # and its end: usage stands there, before at most 8 KiB of metadata in a Responses object
 
-# A line ends with LF, CR or CRLF, and CRLF is one end, not two: never backtrack into it.
-BLANK_LINE = re.compile(rb"[\r\n](?:(?<=\r)\n)?+[\r\n](?:(?<=\r)\n)?+")
+# A line ends with LF, CR or CRLF, and CRLF is one end, not two. (No possessive groups: Python 3.11.2 fails with them.)
+BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 
 
 def event_end(data: bytes | bytearray, start: int = 0) -> int:

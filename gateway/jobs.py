@@ -19,7 +19,7 @@ class Jobs:
         self._lengths = OutputLengths()
 
     def reseed(self, seeds: Seeds) -> None:
-        """The secret has changed: prompts are known by other digests from now on."""
+        """Prompts are known by these from now on: by the same digests, unless the secret is another one."""
         self._seeds = seeds
 
     def job(self, x: Exchange, number: int) -> Job:

@@ -20,8 +20,7 @@ def late(pool: Pool, now: float) -> Iterator[Attempt]:
     if len(pool.backends) < 2:
         return
     rate = pool.prefill_rate
-    streams = [x.attempts[-1] for x in pool.running if x.call is not None and x.call.stream]
-    waiting = [attempt for attempt in streams if not attempt.first_token_at]
+    waiting = list(pool.unanswered.values())
     tokens: defaultdict[str, int] = defaultdict(int)
     for attempt in waiting:
         tokens[attempt.backend.name] += attempt.decision.uncached_tokens

@@ -12,7 +12,7 @@ from typing import NamedTuple
 MAX_PARTS = 128  # an audio or image form has ten or so
 MAX_PART_HEAD = 8 * 1024
 
-PARAMETER = re.compile(rb'[ \t]*;[ \t]*([^\s;="]+)=(?:"((?:[^"\\\r\n]|\\[^\r\n])*+)"|([^\s;"]*+))')
+PARAMETER = re.compile(rb'[ \t]*;[ \t]*([^\s;="]+)=(?:"((?:[^"\\\r\n]|\\[^\r\n])*)"|([^\s;"]*+))')
 ODD_LINES = re.compile(rb"(?<!\r)\n|\r(?!\n)|(?:^|\n)[ \t]")  # bare line ends, folded lines
 ESCAPE = re.compile(rb"\\(.)")
 DISPOSITION = b"content-disposition:"

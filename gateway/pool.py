@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from math import inf
 
@@ -13,7 +13,7 @@ from gateway.eligible import Eligible
 from gateway.errors import GatewayError
 from gateway.exchange import Attempt, Exchange, Tally
 from gateway.reply import Clock
-from policies.health import Found, Health, State
+from policies.health import Health
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
 from policies.shares import TimeShare
@@ -29,6 +29,7 @@ from policies.types import (
     Statistics,
     Usage,
 )
+from policies.verdicts import Found, State
 
 Placed = tuple[Dispatch, Backend]
 
@@ -64,12 +65,13 @@ class Pool:
         self.waiting: dict[int, asyncio.Future[Placed | Drop]] = {}
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.shares: dict[str, TimeShare] = {}
+        self.unanswered: dict[int, Attempt] = {}  # streams without a first token
         self._views: dict[str, BackendView] = {}
-        self._running: dict[int, Exchange] = {}
         self._told: dict[str, int] = {}  # how much of each tally
         self._told_at = 0.0
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
         self._refusal: GatewayError | None = None
         self.observe(backends)
 
@@ -98,9 +100,9 @@ class Pool:
         self.backends = {backend.name: backend for backend in backends}
         gone = [backend for name, backend in before.items() if name not in self.backends]
         now = self._clock()
-        for backend in gone:  # what still runs there is counted by itself
+        for backend in gone:
             self.health.leave(backend.name)
-            self.tallies.pop(backend.name, None)
+            self.tallies.pop(backend.name, None)  # what still runs there is counted by itself
             self._told.pop(backend.name, None)
         for name in self.backends.keys() - before.keys():
             self.health.enter(name, now, probed=self.probed, cold=bool(before))
@@ -125,6 +127,17 @@ class Pool:
     def share(self, backend: Backend) -> TimeShare:
         """Who has how much of a backend's time."""
         return self.shares.setdefault(backend.name, TimeShare())
+
+    def usable(self, x: Exchange) -> Set[str] | None:
+        """The backends that a request may use at all; None: any."""
+        assert x.tenant is not None
+        assert x.call is not None
+        return self.eligible.backends(x.call.label, x.tenant.residency)
+
+    def untried(self, x: Exchange) -> bool:
+        """Whether there is one among them where it has not been yet."""
+        usable, tried = self.usable(x), {attempt.backend.name for attempt in x.attempts}
+        return not tried.issuperset(self.backends if usable is None else usable)
 
     def refresh(self) -> None:
         """Something about a backend has changed, or the time has come: the scheduler is shown all of them anew."""
@@ -164,11 +177,6 @@ class Pool:
         """Tokens per second of one backend, as learned so far."""
         return self.statistics().prefill_rate
 
-    @property
-    def running(self) -> Iterable[Exchange]:
-        """What is on the backends now."""
-        return self._running.values()
-
     def submit(self, job: Job) -> Placed | Drop | asyncio.Future[Placed | Drop]:
         """What is decided about a job at once, or else the future of it. Raises what those who wait were told, once
         nobody may wait any more."""
@@ -189,20 +197,27 @@ class Pool:
         self._set_timer(now)
         return waiter
 
-    def run(self, job_id: int, x: Exchange) -> None:
-        """The job is on its backend."""
-        self._running[job_id] = x
-        attempt = x.attempts[-1]
+    def began(self, job_id: int, attempt: Attempt, *, stream: bool) -> None:
+        """A request was sent to its backend."""
+        if stream:
+            self.unanswered[job_id] = attempt
         if attempt.backend.name in self.trials and self.health.started(attempt.backend.name, self._clock()):
             attempt.trial = True
             self.refresh()
+
+    def answered(self, job_id: int, attempt: Attempt, now: float) -> None:
+        """Its first token is there."""
+        self.unanswered.pop(job_id, None)
+        self.served[attempt.backend.name] = attempt.dispatched_at
+        if attempt.trial and not attempt.late:
+            self.judge(attempt, Found.GOOD)
 
     def leave(
         self, job_id: int, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0, backend: str = ""
     ) -> None:
         """A job ended, or its client did before it began. `seen_tokens` of output came, whatever its usage says."""
+        self.unanswered.pop(job_id, None)
         self.waiting.pop(job_id, None)
-        self._running.pop(job_id, None)
         now = self._clock()
         if backend:
             self._count(backend, now)
@@ -241,11 +256,12 @@ class Pool:
                 own = made
             elif waiter is not None and not waiter.done():
                 waiter.set_result(made)
+        self._set_timer(now)
         return own
 
     def _count_all(self, now: float) -> None:
         """Before a decision: whether the streams of a backend can afford a prefill shows in their tokens."""
-        if now - self._told_at > COUNT_S:
+        if now - self._told_at >= COUNT_S:
             self._told_at = now
             for backend in self.tallies:
                 self._count(backend, now)
@@ -260,13 +276,18 @@ class Pool:
             self.scheduler.streamed(backend, fresh, now)
 
     def _set_timer(self, now: float) -> None:
-        if self._timer is None and self.waiting:
-            deadline = self.scheduler.next_deadline()
-            wait_s = TICK_S if deadline is None else min(TICK_S, max(0.0, deadline - now))
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
+        """Wakes when the scheduler wants to be, or sooner; what has happened may bring that moment forward."""
+        if not self.waiting:
+            return
+        deadline = self.scheduler.next_deadline()
+        wakes_at = now + TICK_S if deadline is None else min(now + TICK_S, max(now, deadline))
+        if self._timer is not None:
+            if self._wakes_at <= wakes_at:
+                return
+            self._timer.cancel()
+        self._wakes_at = wakes_at
+        self._timer = asyncio.get_running_loop().call_later(wakes_at - now, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
-        now = self._clock()
-        self._pump(now)
-        self._set_timer(now)
+        self._pump(self._clock())

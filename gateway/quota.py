@@ -29,6 +29,10 @@ REFUSALS = {
     Kind.TOKENS: (TOKENS_LIMIT, "Rate limit reached", "tokens per min (TPM)"),
     Kind.CONCURRENT: (CONCURRENCY_LIMIT, "Limit reached", "concurrent requests"),
 }
+NAMES = {
+    kind: tuple(f"x-ratelimit-{what}-{kind}".encode() for what in ("limit", "remaining", "reset"))
+    for kind in (Kind.REQUESTS, Kind.TOKENS)
+}
 MODES = ("memory", "shared", "local_share", "deny", "allow")
 NO_LIMITS = nullcontext()
 
@@ -46,16 +50,37 @@ class Plan:
 
     def __init__(self, account: Account) -> None:
         self.account = account
-        self._named = {limit.model for limit in account.limits}
-        self._general = self._concerning("")
-        self._models = {model: self._concerning(model) for model in self._named}
+        self._general = Terms(account, "")
+        self._models = {limit.model: Terms(account, limit.model) for limit in account.limits}
 
-    def _concerning(self, model: str) -> list[tuple[int, Limit]]:
-        return [(i, limit) for i, limit in enumerate(self.account.limits) if limit.model in ("", model)]
-
-    def of(self, model: str) -> list[tuple[int, Limit]]:
-        """The limits that a request for a model is charged to, with their indexes."""
+    def of(self, model: str) -> Terms:
+        """The limits that a request for a model is charged to."""
         return self._models.get(model, self._general)
+
+
+class Terms:
+    """The limits of an account that concern one model, with their indexes there. `tokens` is the most that any of them
+    takes at one moment, 0 where tokens are not limited; `shown` are the indexes of each kind that clients are told
+    of, with the names of the headers."""
+
+    def __init__(self, account: Account, model: str) -> None:
+        self.account = account
+        self.limits = [(i, limit) for i, limit in enumerate(account.limits) if limit.model in ("", model)]
+        self.tokens = min((limit.burst for _, limit in self.limits if limit.kind is Kind.TOKENS), default=0)
+        kinds = {kind: [i for i, limit in self.limits if limit.kind is kind] for kind in (Kind.REQUESTS, Kind.TOKENS)}
+        self.shown = [(NAMES[kind], indexes) for kind, indexes in kinds.items() if indexes]
+
+    def headers(self) -> list[Header]:
+        """`x-ratelimit-*` of the tightest limit of each kind, in the names and formats of OpenAI's API."""
+        lines: list[Header] = []
+        for (limit, remaining, reset), indexes in self.shown:
+            tightest = self.account.standing(indexes[0])
+            for index in indexes[1:]:
+                tightest = min(tightest, self.account.standing(index), key=lambda each: each.remaining)
+            lines.append((limit, b"%d" % tightest.limit.amount))
+            lines.append((remaining, b"%d" % tightest.remaining))
+            lines.append((reset, duration(tightest.reset_us).encode()))
+        return lines
 
 
 class Quota:
@@ -82,11 +107,14 @@ class Quota:
         were charged to."""
         plans: dict[str, Plan] = {}
         for tenant, told in limits.items():
-            old = self._plans.get(tenant)
-            if old is not None and old.account.limits == tuple(told):
-                plans[tenant] = old
+            before = self._plans.get(tenant)
+            if before is not None and before.account.limits == tuple(told):
+                plans[tenant] = before
             elif told:
-                plans[tenant] = Plan(self.store.account(tenant, told, old.account if old else None))
+                plans[tenant] = Plan(self.store.account(tenant, told, before.account if before else None))
+        for tenant, old in self._plans.items():
+            if plans.get(tenant) is not old:
+                old.account.retire()
         self._plans = plans
 
     def hold(self, x: Exchange) -> Holding:
@@ -95,7 +123,10 @@ class Quota:
         without the store."""
         assert x.tenant is not None
         plan = self._plans.get(x.tenant.name)
-        return NO_LIMITS if plan is None else Hold(plan, x, self.jobs)
+        if plan is None:
+            return NO_LIMITS
+        assert x.call is not None
+        return Hold(plan.of(x.call.label), x, self.jobs)
 
     def metrics(self) -> Iterator[Family]:
         """How limits are counted now, and what calls to the store came to."""
@@ -117,47 +148,39 @@ class Quota:
 class Hold:
     """The `async with` of one request's quota."""
 
-    __slots__ = ("_account", "_exchange", "_jobs", "_limits", "_needs", "_prompt_tokens")
+    __slots__ = ("_exchange", "_jobs", "_needs", "_prompt_tokens", "_terms")
 
-    def __init__(self, plan: Plan, exchange: Exchange, jobs: Jobs) -> None:
-        assert exchange.call is not None
-        self._account = plan.account
-        self._limits = plan.of(exchange.call.label)
+    def __init__(self, terms: Terms, exchange: Exchange, jobs: Jobs) -> None:
+        self._terms = terms
         self._exchange = exchange
         self._jobs = jobs
         self._needs: list[Need] = []
         self._prompt_tokens = 0
 
     async def __aenter__(self) -> None:
-        x, account = self._exchange, self._account
-        tokens = self._reserve()
-        needs = [(i, limit.cost(tokens if limit.kind is Kind.TOKENS else 1)) for i, limit in self._limits]
+        x, terms, tokens = self._exchange, self._terms, 0
+        if terms.tokens:
+            self._prompt_tokens, output_tokens = self._jobs.reserve(x, terms.tokens)
+            tokens = self._prompt_tokens + output_tokens
+        needs = [(index, limit.unit or limit.cost(tokens)) for index, limit in terms.limits]
         try:
-            verdict = account.take(needs)
+            verdict = terms.account.take(needs)
             if isinstance(verdict, Future):
                 verdict = await self._awaited(verdict, needs)
         except StoreAway as away:
             raise Unavailable(LIMITS_UNAVAILABLE, "Limits cannot be checked now.", retry_after=1.0) from away
-        x.answer_headers += headers([account.standing(i) for i, limit in self._limits if limit.drains])
+        x.answer_headers += terms.headers()
         if verdict is not None:
             raise refused(verdict, x)
         self._needs = needs
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        terms = self._terms
         requests, tokens = used(self._exchange, exc, self._prompt_tokens)
-        really = {Kind.REQUESTS: requests, Kind.TOKENS: tokens, Kind.CONCURRENT: 0}
-        for (index, charged), (_, limit) in zip(self._needs, self._limits, strict=True):
-            surplus = charged - limit.cost(really[limit.kind])
+        for (index, charged), (_, limit) in zip(self._needs, terms.limits, strict=True):
+            surplus = charged - (limit.cost(requests if limit.unit else tokens) if limit.drains else 0)
             if surplus:
-                self._account.give(index, surplus)
-
-    def _reserve(self) -> int:
-        """Tokens to set aside: the prompt as estimated, and as many for the answer as it may have or is expected to."""
-        bursts = [limit.burst for _, limit in self._limits if limit.kind is Kind.TOKENS]
-        if not bursts:
-            return 0
-        self._prompt_tokens, output_tokens = self._jobs.reserve(self._exchange, min(bursts))
-        return self._prompt_tokens + output_tokens
+                terms.account.give(index, surplus)
 
     async def _awaited(self, verdict: Future[Denied | None], needs: Sequence[Need]) -> Denied | None:
         try:
@@ -165,7 +188,7 @@ class Hold:
         except BaseException:
             if verdict.done() and not verdict.cancelled() and verdict.exception() is None and verdict.result() is None:
                 for index, cost in needs:  # it was let through just as it was cancelled
-                    self._account.give(index, cost)
+                    self._terms.account.give(index, cost)
             raise
 
 
@@ -176,7 +199,10 @@ def used(x: Exchange, exc: BaseException | None, prompt_tokens: int) -> tuple[in
     they and the prompt. 4. The backend failed or refused: no tokens. 5. The client left before the first token, or the
     answer does not tell: the prompt.
     """
-    if not any(attempt.connected_at for attempt in x.attempts):
+    for attempt in x.attempts:
+        if attempt.connected_at:
+            break
+    else:
         return 0, 0
     meter = x.meter
     usage = meter.usage if meter is not None else None
@@ -210,22 +236,6 @@ def refused(denied: Denied, x: Exchange) -> Refused:
     message = f"{what}{where}, Used {denied.used}, Requested {denied.requested}. Please try again in {again}."
     retry = False if wait_us > LONGEST_WAIT_US else None
     return Refused(refusal, message, retry_after=wait_us / 1e6, retry=retry)
-
-
-def headers(standings: Sequence[Standing]) -> list[Header]:
-    """`x-ratelimit-*` of the tightest limit of each kind, in the names and formats of OpenAI's API."""
-    tightest: dict[Kind, Standing] = {}
-    for each in standings:
-        kind = each.limit.kind
-        if kind not in tightest or each.remaining < tightest[kind].remaining:
-            tightest[kind] = each
-    lines: list[Header] = []
-    for kind, each in tightest.items():
-        name = kind.encode()
-        lines.append((b"x-ratelimit-limit-" + name, b"%d" % each.limit.amount))
-        lines.append((b"x-ratelimit-remaining-" + name, b"%d" % each.remaining))
-        lines.append((b"x-ratelimit-reset-" + name, duration(each.reset_us).encode()))
-    return lines
 
 
 def duration(us: int) -> str:

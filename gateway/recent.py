@@ -145,7 +145,8 @@ def _seen(number: int, x: Exchange, spent: Parts, cause: Cause | None, wall: flo
 
 def _try(x: Exchange, attempt: Attempt) -> Try:
     decision, began_at = attempt.decision, x.received_at
-    times = (attempt.connected_at, attempt.first_token_at, attempt.ended_at)
+    told = x.meter.first_token_at if x.meter is not None and attempt is x.attempts[-1] else None
+    times = (attempt.connected_at, told, attempt.ended_at)
     connected, first, ended = (_ms(at - began_at) if at else None for at in times)
     return Try(
         attempt.backend.name,

@@ -80,8 +80,7 @@ class Node:
         if not self.up or self._lane is None or self._lane.under_way >= CROWD:
             raise StoreAway("down")
         try:
-            async with asyncio.timeout(CALL_S):
-                reply = await self._lane.send(command)
+            reply = await in_time(self._lane.send(command))
         except TimeoutError:
             self._strikes += 1
             self._answers = self._strikes < STRIKES
@@ -114,8 +113,7 @@ class Node:
     async def _try(self, lane: Lane) -> None:
         replies = lane.replies
         try:
-            async with asyncio.timeout(CALL_S):
-                await lane.send(self._probe)
+            await in_time(lane.send(self._probe))
         except TimeoutError:
             self._silent = self._silent + 1 if lane.replies == replies else 0
             if self._silent >= SILENCES:
@@ -253,6 +251,19 @@ class Link:
         for node in [node for node in self._nodes.values() if id(node) not in used]:
             node.close()
             del self._nodes[node.address]
+
+
+async def in_time(reply: asyncio.Future[Any]) -> Any:
+    """The reply, if it comes within CALL_S. Raises TimeoutError, and what the reply raises."""
+    try:
+        await asyncio.wait((reply,), timeout=CALL_S)
+        if not reply.done():
+            await asyncio.sleep(0)  # what came while this loop itself was busy is read first
+        if not reply.done():
+            raise TimeoutError
+        return reply.result()
+    finally:
+        reply.cancel()
 
 
 def slot(key: str) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.config import Config, ConfigError, Problem, changes, effective, load
+from gateway.discovery import Cluster, Undiscoverable
 from gateway.generation import Generation
 from gateway.metrics import Counter, Family, Gauge
 from gateway.secret import Secret
@@ -232,7 +233,14 @@ def _mark(path: Path) -> tuple[int, int, int, int] | None:
 
 
 def _unfit(settings: Config, path: Path) -> Problem | None:
-    """A certificate that cannot be served with its key, or that is none."""
+    """What is well said and cannot be done here: backends that cannot be looked for, and a certificate that cannot be
+    served with its key, or that is none."""
+    for name, pool in settings.pools.items():
+        if pool.discovery is not None and pool.discovery.kubernetes is not None:
+            try:
+                Cluster.inside()
+            except Undiscoverable as error:
+                return Problem(str(path), str(error), ("pools", name, "discovery", "kubernetes"))
     tls = settings.server.tls
     if tls is None:
         return None

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.exchange import Exchange, Metered
 from gateway.timeline import Cause
+from policies.types import Usage
 
 _write = msgspec.json.Encoder().encode
 
@@ -69,10 +70,9 @@ MEANINGS = {
 }
 
 
-def request_line(x: Exchange, wall: float, cause: Cause | None) -> bytes:
-    """What happened to a request that ended at `wall` and was not good for a `cause`, as one line of JSON."""
+def request_line(x: Exchange, usage: Usage | None, wall: float, cause: Cause | None) -> bytes:
+    """One line of JSON about a request that ended at `wall`: `usage` is its meter's, `cause` why it was not good."""
     call, meter, ttft_s = x.call, x.meter, x.ttft_s
-    usage = meter.usage if meter is not None else None
     line = RequestLine(
         round(wall, 3),
         "info" if x.outcome == "ok" else "warning",

@@ -10,7 +10,7 @@ from gateway.exchange import Exchange, Metered
 from gateway.metrics import BYTES, Counter, Family, Gauge, Histogram
 from gateway.reading import GAP_BOUNDS_S
 from gateway.timeline import Objective, Parts, Verdict, phase, tpot_s
-from policies.types import Wait
+from policies.types import Usage, Wait
 
 UNKNOWN = "unknown"  # the label of what was refused before it was known
 RESULTS = ("missed", "met")
@@ -95,7 +95,15 @@ class RequestMetrics:
             for key in product((model,), classes, (name for name, there in told.items() if there), RESULTS):
                 self.objectives.values[key] += 0
 
-    def count(self, x: Exchange, tenant: str, spent: Parts, verdict: Verdict | None, trace: tuple[str, float]) -> None:
+    def count(
+        self,
+        x: Exchange,
+        usage: Usage | None,
+        tenant: str,
+        spent: Parts,
+        verdict: Verdict | None,
+        trace: tuple[str, float],
+    ) -> None:
         """A request has ended. `trace` is the id of the trace that is kept of it, or nothing, and the wall clock."""
         model = x.call.label if x.call is not None else UNKNOWN
         key = (model, x.class_)
@@ -115,7 +123,7 @@ class RequestMetrics:
         series.request.observe(x.ended_at - x.received_at)
         meter = x.meter
         if meter is not None:
-            self._count_tokens(meter, model, tenant)
+            self._count_tokens(meter, usage, model, tenant)
             if meter.first_token_at is not None:
                 series.count(x, meter, spent)
         if trace[0]:
@@ -134,8 +142,8 @@ class RequestMetrics:
         if verdict.itl is not None:
             objectives[(*key, "itl", RESULTS[verdict.itl])] += 1
 
-    def _count_tokens(self, meter: Metered, model: str, tenant: str) -> None:
-        usage, tokens = meter.usage, self.tokens.values
+    def _count_tokens(self, meter: Metered, usage: Usage | None, model: str, tenant: str) -> None:
+        tokens = self.tokens.values
         if usage is None:
             tokens[(model, tenant, "output")] += meter.tokens
             return
@@ -232,7 +240,7 @@ class PoolMetrics:
         yield from (self.queue_wait, self.failures, self.retries, self.parse_errors)
         yield from (self.predicted, self.confirmed, self.prompt, self.affinity)
 
-    def count(self, x: Exchange) -> None:
+    def count(self, x: Exchange, usage: Usage | None) -> None:
         """A request has ended that had been read."""
         if x.call is None or not x.queued_at:
             return
@@ -249,7 +257,6 @@ class PoolMetrics:
             return
         if meter.parse_errors:
             self.parse_errors.values[(pool, last.backend.name)] += meter.parse_errors
-        usage = meter.usage
         if usage is not None and usage.cached is not None and not x.fault:
             self.predicted.values[(pool,)] += last.decision.cached_tokens
             self.confirmed.values[(pool,)] += usage.cached

@@ -10,8 +10,8 @@ from gateway.backend import Backend
 from gateway.discovery import Source
 from gateway.pool import Pool
 from gateway.watch import Plan, Watch
-from policies.health import State
 from policies.types import BackendView
+from policies.verdicts import State
 
 FRESH_S = 2.0  # an engine's word on its memory is worth nothing after so long
 # Without a configured concurrency: as many requests as the KV memory holds at so many tokens each. An engine that is

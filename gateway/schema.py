@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from gateway.address import Address, BackendUrl, DnsName, Listener, Origin
+from gateway.address import Address, BackendUrl, Listener, Origin
+from gateway.poolschema import Discovery, Health, Retries, Signals, Timeouts
 from gateway.secret import CollectorUrl, PemFile, Secret, SecretText, StoreUrl
-from gateway.section import HttpPath, KeyHash, Name, Names, Port, Section, if_empty, option
+from gateway.section import KeyHash, Name, Names, Section, if_empty, option
 from gateway.units import Bytes, Count, Flag, Instant, Number, Seconds, Share
 
 ANY_MODEL = "*"
@@ -66,7 +67,8 @@ class Server(Section):
     max_header_bytes: Bytes = option(64 * 2**10, "request line and headers of one request", ge=1024)
     header_timeout: Seconds = option(10.0, "from the connection to the end of the headers", gt=0)
     keep_alive: Seconds = option(75.0, "an idle connection is kept so long; longer than the load balancer's own", gt=0)
-    drain: Seconds = option(30.0, "running requests may go on so long after SIGTERM")
+    linger: Seconds = option(0.0, "requests are still served so long after SIGTERM, until balancers have noticed")
+    drain: Seconds = option(30.0, "then running requests may go on so long")
 
 
 class Engine(StrEnum):
@@ -94,60 +96,6 @@ class Backend(Section):
     region: Name | None = option(None, "where it stands, for `residency`")
     cost_per_hour: Number = option(0.0, "its price, for the usage report")
     speed: Number = option(1.0, "prefill speed relative to the other backends of the pool", gt=0)
-
-
-class Kubernetes(Section):
-    """The ready endpoints of a service."""
-
-    service: Name = option(..., "name of the service")
-    port: Port = option(..., "its port")
-    namespace: Name | None = option(None, "its namespace; the gateway's own if left out")
-
-
-class Discovery(Section):
-    """Backends found at run time: `dns` or `kubernetes`."""
-
-    dns: DnsName | None = option(None, "every address of this name")
-    kubernetes: Annotated[Kubernetes | None, if_empty(None)] = option(None, "every endpoint of a service")
-
-
-class Health(Section):
-    """Who gets no work: by probes, and by how requests end."""
-
-    path: HttpPath | None = option(None, "what is asked for; the engine's own path if left out")
-    interval: Seconds = option(2.0, "between two probes of a backend; `0s` for none")
-    unhealthy_after: Count = option(3, "failed probes in a row that take a backend out", ge=1)
-    healthy_after: Count = option(2, "good probes in a row that bring it back", ge=1)
-    eject: Flag = option(True, "take a backend out for a while when its requests fail")
-
-
-class Signals(Section):
-    """What the engines tell of themselves."""
-
-    path: HttpPath | None = option(None, "where the engine's metrics are; its own path if left out")
-    interval: Seconds = option(0.25, "between two looks at them; `0s` for none")
-
-
-class Timeouts(Section):
-    """The five clocks of one attempt on a backend; the first to run out ends it."""
-
-    connect: Seconds = option(1.0, "until the connection stands", gt=0)
-    headers: Seconds | None = option(
-        None,
-        "until the response's headers; if left out, 30s for streams, and `total` for whole answers, whose headers "
-        "come when they are done",
-        gt=0,
-    )
-    first_token: Seconds = option(60.0, "until the first token of a stream", gt=0)
-    idle: Seconds = option(30.0, "between two chunks", gt=0)
-    total: Seconds = option(900.0, "until the end", gt=0)
-
-
-class Retries(Section):
-    """Before the first byte only, and never on a backend already tried."""
-
-    attempts: Count = option(2, "other backends tried after the first; 0 for none", le=10)
-    budget: Share = option(0.1, "retries as a share of the requests of the pool")
 
 
 class Pool(Section):
@@ -184,7 +132,11 @@ class Slo(Section):
     """What counts as good."""
 
     ttft: Seconds | None = option(None, "time to the first token", gt=0)
-    itl: Seconds | None = option(None, "time between two tokens", gt=0)
+    itl: Seconds | None = option(
+        None,
+        "time between two tokens; the strictest in a pool paces its prefills (100ms if left out)",
+        gt=0,
+    )
 
 
 class Model(Section):
@@ -194,6 +146,12 @@ class Model(Section):
     upstream_name: Name | None = option(None, "its name on the backends, if another")
     aliases: Names = option((), "further names for clients")
     slo: Slo = option(Slo(), "objectives")
+    fallback: Names = option((), "pools that serve it too, in this order, when its own cannot")
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Every pool where its requests may go."""
+        return (self.pool, *self.fallback)
 
 
 class Class(Section):

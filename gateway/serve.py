@@ -20,6 +20,7 @@ from gateway.admin import Admin
 from gateway.app import Gateway, api
 from gateway.config import Config
 from gateway.connection import Connection, HeadLimits
+from gateway.descriptors import connections
 from gateway.exchange import Endpoint
 from gateway.logs import LogWriter, as_text
 from gateway.reload import Reloader
@@ -58,6 +59,7 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once. `ready` gets both URLs. `path` is
     where the settings were read, and will be read again."""
     server = settings.server
+    room = connections(server.max_connections, promised="max_connections" in server.model_fields_set)
     listeners = [listen(server.listen.host, server.listen.port), listen(server.admin.host, server.admin.port)]
     log = LogWriter(sys.stderr.fileno())
     writers: dict[str, Callable[[bytes], None]]
@@ -66,8 +68,8 @@ async def serve(
         reloader = Reloader(path, gateway, time.time)
         admin = Admin(gateway, reloader)
         servers = [
-            Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS), tls=True)),
-            Server(_configuration(admin.application(), settings, _protocol(gateway, {}))),
+            Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS, room), tls=True)),
+            Server(_configuration(admin.application(), settings, _protocol(gateway, {}, room))),
         ]
         reloader.on_change.append(partial(_renew_certificate, servers[0].config))
         tasks = [asyncio.create_task(each.serve([sock])) for each, sock in zip(servers, listeners, strict=True)]
@@ -76,7 +78,7 @@ async def serve(
             ready(f"{scheme}://{_shown(listeners[0])}", f"http://{_shown(listeners[1])}")
             async with reloader:
                 await _first(stopped[0].wait(), *tasks)
-            await _drain(gateway, gateway.settings.server.drain, stopped[1])
+            await _drain(gateway, stopped[1])
         admin.feed.close()
         for each in servers:
             each.should_exit = True
@@ -84,9 +86,13 @@ async def serve(
     log.flush()
 
 
-async def _drain(gateway: Gateway, limit_s: float, hurry: asyncio.Event) -> None:
+async def _drain(gateway: Gateway, hurry: asyncio.Event) -> None:
+    told = gateway.settings.server
+    gateway.leave()
+    if told.linger:
+        await _first(hurry.wait(), timeout_s=told.linger)
     gateway.stop_queueing()
-    await _first(gateway.wait_idle(), hurry.wait(), timeout_s=limit_s)
+    await _first(gateway.wait_idle(), hurry.wait(), timeout_s=told.drain)
     gateway.stop_running()
     await _first(gateway.wait_idle(), timeout_s=CUT_S)
 
@@ -127,12 +133,12 @@ def _signals(reload: Callable[[], None]) -> Iterator[tuple[asyncio.Event, asynci
             loop.remove_signal_handler(number)
 
 
-def _protocol(gateway: Gateway, endpoints: Mapping[str, Endpoint]) -> Any:
+def _protocol(gateway: Gateway, endpoints: Mapping[str, Endpoint], room: int) -> Any:
     targets = {endpoint.target: endpoint for endpoint in endpoints.values()}
 
     def connection(*args: Any, **kwargs: Any) -> Connection:
         told = gateway.settings.server
-        limits = HeadLimits(told.max_header_bytes, told.header_timeout, told.max_connections)
+        limits = HeadLimits(told.max_header_bytes, told.header_timeout, min(told.max_connections, room))
         return Connection(*args, **kwargs, limits=limits, endpoints=targets, infer=gateway.infer)
 
     return connection

@@ -42,10 +42,8 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the configuration tells: the engine of each pool, what backends call each model, and which configuration
-    of this process it is."""
+    """What the configuration tells: the engine of each pool, and what backends call each model."""
 
-    generation: int = 1
     engines: Mapping[str, str] = field(default_factory=dict)
     upstream_names: Mapping[str, str] = field(default_factory=dict)
 
@@ -54,7 +52,7 @@ def spans(finished: Finished, setting: Setting) -> Iterator[Span]:
     """The request's own span first."""
     x = finished.exchange
     assert x.trace is not None
-    yield _request(finished, x.trace, setting)
+    yield _request(finished, x.trace)
     number = len(x.attempts)
     waited_since = x.queued_at
     for attempt in x.attempts:
@@ -67,7 +65,7 @@ def spans(finished: Finished, setting: Setting) -> Iterator[Span]:
         yield _attempt(finished, x.trace, setting, number, attempt)
 
 
-def _request(finished: Finished, trace: Trace, setting: Setting) -> Span:
+def _request(finished: Finished, trace: Trace) -> Span:
     x = finished.exchange
     span = _span(finished, trace, 0, f"POST {x.endpoint.path}", (x.received_at, x.ended_at), Span.SPAN_KIND_SERVER)
     span.parent_span_id = trace.parent_id.to_bytes(8, "big") if trace.parent_id else b""
@@ -88,7 +86,7 @@ def _request(finished: Finished, trace: Trace, setting: Setting) -> Span:
             "headrace.cancel.phase": phase(x) if x.fault is Fault.LEFT else None,
             "headrace.attempts": len(x.attempts),
             "headrace.queue_s": x.queue_wait_s,
-            "headrace.config.generation": setting.generation,
+            "headrace.config.generation": x.generation,
             "gen_ai.input.messages": finished.prompt or None,
         },
     )

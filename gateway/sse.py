@@ -26,8 +26,8 @@ NOTHING = Event()
 Pattern = tuple[bytes, bytes, int | None]  # what stands before and after the text; the number of a Responses event
 NO_PATTERN: Pattern = (b"\0", b" ", None)  # nothing fits: no string ends at a space
 NUMBER = b'"sequence_number":%d'
-# The inside of a JSON string that is not empty, up to its closing quote. It never backtracks.
-STRING = re.compile(rb'(?!")[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+')
+# The inside of a JSON string that is not empty, up to its closing quote. It never backtracks: nothing follows.
+STRING = re.compile(rb'(?!")[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*')
 
 _string = STRING.match
 _encode = msgspec.json.Encoder().encode

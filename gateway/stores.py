@@ -33,6 +33,9 @@ class Account(Protocol):
     def standing(self, index: int) -> Standing:
         """How a limit stands, as far as it is known here."""
 
+    def retire(self) -> None:
+        """No request is charged here any more; those that run will still give back."""
+
 
 class Store(Protocol):
     """Keeps accounts. `async with store` runs what must run beside the requests."""
@@ -69,6 +72,9 @@ class MemoryAccount:
 
     def give(self, index: int, cost: int) -> None:
         self.book.give(index, cost, self._clock_us())
+
+    def retire(self) -> None:
+        pass
 
     def standing(self, index: int) -> Standing:
         return self.book.standing(index, self._clock_us())

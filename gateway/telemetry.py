@@ -44,8 +44,8 @@ class Telemetry:
         self._objectives: dict[str, Objective] = {}
         self._log_share = 1.0
 
-    def configure(self, settings: Config, generation: int) -> None:
-        """From now on it is as in `settings`, the `generation`-th that this process has."""
+    def configure(self, settings: Config) -> None:
+        """From now on it is as in `settings`."""
         self._log_share = settings.telemetry.log_sample
         self._tenants = frozenset(islice(settings.tenants or ("anonymous",), settings.telemetry.tenants))
         self._objectives = {
@@ -56,7 +56,6 @@ class Telemetry:
         if self._tracer is not None:
             self._tracer.share = settings.telemetry.sample
             self._tracer.setting = Setting(
-                generation,
                 {name: str(told.engine) for name, told in settings.pools.items()},
                 {name: told.upstream_name for name, told in settings.models.items() if told.upstream_name},
             )
@@ -80,11 +79,12 @@ class Telemetry:
             and self._tracer.keep(Finished(x, wall, tenant, cause, _prompt(x)))
         ):
             trace_id = x.trace.text
-        self.requests.count(x, tenant, spent, judged, (trace_id, wall))
-        self.pools.count(x)
+        usage = x.meter.usage if x.meter is not None else None
+        self.requests.count(x, usage, tenant, spent, judged, (trace_id, wall))
+        self.pools.count(x, usage)
         self.recent.note(x, spent, cause, wall)
         if self._log_share >= 1.0 or x.fault or cause or self._rng.random() < self._log_share:
-            self._write_log(request_line(x, wall, cause))
+            self._write_log(request_line(x, usage, wall, cause))
 
     def metrics(self, alive: Collection[tuple[str, str]]) -> Iterator[Family]:
         """What is told of requests. Backends that are not `alive`, each by its pool and name, are forgotten."""

@@ -67,6 +67,7 @@ class Verdict(NamedTuple):
 
 
 FAULTS = {Fault.BACKEND: Cause.UPSTREAM, Fault.CAPACITY: Cause.REFUSED, Fault.GATEWAY: Cause.INTERNAL}
+GOOD = Verdict(None, None, None)  # no objective applied, or none but the whole
 TIMES = (Cause.GATEWAY, Cause.QUEUE, Cause.CONNECT, Cause.PREFILL)  # in the order of Parts
 
 
@@ -113,16 +114,20 @@ def verdict(x: Exchange, spent: Parts, objective: Objective) -> Verdict | None:
     if x.fault:
         return Verdict(None, None, FAULTS[x.fault])
     meter, ttft, itl = x.meter, objective.ttft_s, objective.itl_s
-    slowest = TIMES[max(range(len(spent)), key=spent.__getitem__)]
     if meter is None or meter.first_token_at is None:
         if ttft is None or (x.endpoint.generates and itl is None):
-            return Verdict(None, None, None)
+            return GOOD
         decode = (itl or 0.0) * (meter.tokens - 1) if meter is not None and x.endpoint.generates else 0.0
-        if slowest is Cause.PREFILL and decode > ttft:
-            slowest = Cause.DECODE
-        return Verdict(None, None, None if sum(spent) <= ttft + decode else slowest)
+        if sum(spent) <= ttft + decode:
+            return GOOD
+        slowest = _slowest(spent)
+        return Verdict(None, None, Cause.DECODE if slowest is Cause.PREFILL and decode > ttft else slowest)
     in_time = None if ttft is None else sum(spent) <= ttft
     pace = tpot_s(meter) if itl is not None else None
     in_pace = None if pace is None or itl is None else pace <= itl
-    cause = slowest if in_time is False else Cause.DECODE if in_pace is False else None
+    cause = _slowest(spent) if in_time is False else Cause.DECODE if in_pace is False else None
     return Verdict(in_time, in_pace, cause)
+
+
+def _slowest(spent: Parts) -> Cause:
+    return TIMES[spent.index(max(spent))]

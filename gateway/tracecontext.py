@@ -30,7 +30,7 @@ class Trace:
 
     def child_id(self, number: int) -> int:
         """The id of the span of attempt `number`, or of another child."""
-        return (self.span_id + number) % HIGH or HIGH - 1
+        return self.span_id + number
 
     def headers(self, number: int) -> list[tuple[bytes, bytes]]:
         """What tells a backend that attempt `number` is its parent."""
@@ -45,7 +45,8 @@ def begin(traceparent: bytes, tracestate: bytes, share: float, rng: Random) -> T
     if not trace_id:
         trace_id, tracestate = rng.getrandbits(128) or 1, b""
     sampled = trace_id % HIGH < round(share * HIGH)
-    return Trace(trace_id, rng.getrandbits(64) or 1, parent_id, tracestate, sampled)
+    span_id = rng.getrandbits(63) or 1  # a bit is left for the children, whose ids follow
+    return Trace(trace_id, span_id, parent_id, tracestate, sampled)
 
 
 def _parent(value: bytes) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from gateway.metrics import Counter, Family, Gauge, Histogram
 
 BEAT_S = 0.1
+WEIGHT = 0.3
+STRAIN_S, RELIEF_S = 0.2, 0.05  # mean lag: from the one on the loop is strained, below the other it is not any more
 LAG_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -28,6 +30,9 @@ class Vitals:
             "headrace_exposition_seconds", "Time of the event loop that answering a scrape took.", bounds=LAG_S
         )
         self._task: asyncio.Task[None] | None = None
+        self._strain_s = 0.0  # lag, the latest counting most
+        self.strained = False
+        self.on_strain: Callable[[bool], object] | None = None
 
     async def __aenter__(self) -> Vitals:
         self._task = asyncio.get_running_loop().create_task(self._listen())
@@ -65,7 +70,18 @@ class Vitals:
         while True:
             due = self._clock() + BEAT_S
             await asyncio.sleep(BEAT_S)
-            lag.observe(max(0.0, self._clock() - due))
+            late_s = max(0.0, self._clock() - due)
+            lag.observe(late_s)
+            self._weigh(late_s)
+
+    def _weigh(self, late_s: float) -> None:
+        """A loop that comes late again and again has more to do than it can; one late beat is nothing."""
+        self._strain_s += WEIGHT * (late_s - self._strain_s)
+        strained = self._strain_s > (RELIEF_S if self.strained else STRAIN_S)
+        if strained is not self.strained:
+            self.strained = strained
+            if self.on_strain is not None:
+                self.on_strain(strained)
 
 
 def installed_version() -> str:

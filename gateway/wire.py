@@ -50,7 +50,6 @@ PRIVILEGED = frozenset(
         "kv_transfer_params",
         "logits_processors",
         "lora_path",
-        "nvext",
         "priority",
         "request_id",
         "rid",
@@ -95,6 +94,7 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
         model=asked or model.name,
         label=model.label,
         pool=model.pool,
+        fallback=model.fallback,
         body=_spliced(sent, edits),
         stream=stream,
         strip_usage="stream_options" in edits,
@@ -195,6 +195,7 @@ def _parse_form(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: C
         model=asked or model.name,
         label=model.label,
         pool=model.pool,
+        fallback=model.fallback,
         body=envelope.patched(body, sorted(edits)),
         stream=stream,
     )

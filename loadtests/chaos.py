@@ -38,6 +38,7 @@ CALM_S = 8.0  # after the last fault
 POOL = {
     "engine": "vllm",
     "health": {"interval": "1s"},
+    "retries": {"attempts": 3},  # three may be ill at once, the fourth never is
     "timeouts": {"headers": "20s", "first_token": "20s", "idle": "10s"},
 }
 
@@ -178,10 +179,12 @@ async def chaos(seconds: float, seed: int, rate: float) -> int:
     told = crowd.told
     lies = here.lies + [each.lie for each in told if each.lie] + left
     lies += ["a traceback in the log"] * log.count("Traceback")
-    dropped, frames = lost(told), [each for each in told if each.code == "error frame"]
+    dropped = [each for each in lost(told) if each.status != 500]  # a backend's own word, passed on
+    frames = [each for each in told if each.code == "error frame"]
     print(f"seed {seed}: {len(told)} requests in {seconds:g} s, {posts} attempts ({posts / len(told):.3f} each)")
     print(f"  faults: {', '.join(f'{count} {name}' for name, count in sorted((storms + more).items()))}")
     print(f"  lost before the first byte: {len(dropped)} {dict(Counter((e.status, e.reason) for e in dropped))}")
+    print(f"  answered by a backend with 500: {len(lost(told)) - len(dropped)}")
     print(f"  streams that broke, and said so: {len(frames)}; clients that left: {sum(e.left for e in told)}")
     print(f"  TTFT p50 {at_share(ttft(told), 0.5):.3f} s, p99 {at_share(ttft(told), 0.99):.3f} s")
     print(f"  descriptors {middle[0]} -> {end[0]}, resident MiB {middle[1] / 2**20:.1f} -> {end[1] / 2**20:.1f}")
@@ -213,6 +216,33 @@ async def soak(seconds: float, seed: int, rate: float) -> int:
     lies = here.lies + crowd.lies + left
     print(f"  violations: {len(lies)} {lies[:5]}")
     return 1 if lies or crowd.failed or grown[1] > GROWN else 0
+
+
+async def all_die(seconds: float, seed: int, rate: float) -> int:
+    """All backends are killed; then the first one returns."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with stage(Path(folder)) as here:
+            crowd = Crowd(here.api_port, rate, Random(seed), KEY, leave=0.0)
+            await crowd.run(WARM_S)
+            struck = time.monotonic()
+            for relay in here.relays:
+                await relay.turn(Weather.KILL)
+            await crowd.run(seconds)
+            healed = time.monotonic()
+            await here.relays[0].turn(Weather.FAIR)
+            await crowd.run(CALM_S)
+            await crowd.finish()
+            left = await settled(here)
+    refused = [each for each in crowd.told if each.status == 503 and each.sent_at < healed]
+    took = [each.ended_at - each.sent_at for each in refused]
+    served = [each.first_at for each in crowd.told if each.whole and each.first_at > healed]
+    since = [each for each in crowd.told if struck <= each.sent_at < healed and not each.begun]
+    print(f"all killed: {len(since)} requests in {seconds:g} s, {dict(Counter((e.status, e.reason) for e in since))}")
+    print(f"  503 after p50 {at_share(took, 0.5) * 1e3:.1f} ms, p99 {at_share(took, 0.99) * 1e3:.1f} ms")
+    print(f"  served {min(served, default=float('inf')) - healed:.2f} s after the first was back")
+    lies = [each.lie for each in crowd.told if each.lie] + left
+    print(f"  violations: {len(lies)} {lies[:5]}")
+    return 1 if lies else 0
 
 
 async def single(weather: Weather, seconds: float, seed: int, rate: float) -> int:
@@ -257,12 +287,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
     parser.add_argument("--soak", action="store_true", help="no faults; report what has grown")
+    parser.add_argument("--all", action="store_true", help="kill all backends")
     parser.add_argument("--only", choices=[each.value for each in Weather], help="this fault, to one backend")
     asked = parser.parse_args()
     code = 0
     for seed in asked.seeds:
         if asked.soak:
             code |= asyncio.run(soak(asked.seconds, seed, asked.rate))
+        elif asked.all:
+            code |= asyncio.run(all_die(asked.seconds, seed, asked.rate))
         elif asked.only:
             code |= asyncio.run(single(Weather(asked.only), asked.seconds, seed, asked.rate))
         else:

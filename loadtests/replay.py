@@ -238,7 +238,7 @@ async def replay_all(arms: Sequence[peers.Arm], plans: Sequence[Plan], clock: Cl
 @click.option("--arms", default=",".join(ARMS), help="Comma-separated.")
 @click.option("--trace", type=click.Choice(names()), default="conversation")
 @click.option("--times", type=float, multiple=True, default=(1.0, 2.0), help="Of the capacity; each is a run.")
-@click.option("--seconds", type=float, default=300.0, help="How much is sent, in the engines' time.")
+@click.option("--seconds", type=float, default=240.0, help="How much is sent, in the engines' time.")
 @click.option("--start", type=float, default=600.0, help="Where in the trace the slice begins, in seconds.")
 @click.option("--capacity", type=float, default=0.75, help="Times the trace's pace that the pool carries.")
 @click.option("--speed", type=float, default=1.0, help="Times as fast as the engines would be.")

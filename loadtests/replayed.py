@@ -109,10 +109,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
     for number, times in enumerate(loads):
         own = {row.name: row.figures["goodput"] for row in rows if row.times == times}
-        places = [place + 0.8 * (number - (len(loads) - 1) / 2) / len(loads) for place in range(len(arms))]
-        bars = axis.bar(
-            places, [own.get(arm, 0.0) for arm in arms], 0.75 / len(loads), label=f"{times:g} x the capacity"
-        )
+        places = [arms.index(arm) + 0.8 * (number - (len(loads) - 1) / 2) / len(loads) for arm in own]
+        bars = axis.bar(places, list(own.values()), 0.75 / len(loads), label=f"{times:g} x the capacity")
         axis.bar_label(bars, fmt="%.2f", fontsize=7)
     axis.set(xticks=range(len(arms)), xticklabels=arms, ylabel="goodput", ylim=(0, 1.08))
     axis.tick_params(axis="x", labelsize=8)

@@ -130,7 +130,8 @@ def markdown(experiment: Experiment, records: Sequence[dict[str, object]]) -> st
         lines += [f"| {figure} | " + " | ".join(experiment.points) + " |", "|---" * (len(experiment.points) + 1) + "|"]
         for row in experiment.rows:
             cells = [by.get((figure, row, point)) for point in experiment.points]
-            lines.append(f"| {row} | " + " | ".join("" if c is None else _shown(c) for c in cells) + " |")
+            if any(cells):
+                lines.append(f"| {row} | " + " | ".join("" if c is None else _shown(c) for c in cells) + " |")
         lines.append("")
     return "\n".join(lines + _against(experiment, by))
 

@@ -1,8 +1,7 @@
 """Which backends of a pool may be trusted with work: from the endings of requests, from probes, and from `now`.
 
-Two witnesses. Endings are passive: they cost nothing, come at once, and see what a health endpoint does not (an engine
-that is dead behind a live server). Probes are active: they see a backend that gets no requests. A backend takes work
-if neither speaks against it:
+Endings cost nothing, come at once, and see what a health endpoint does not (an engine that is dead behind a live
+server); probes see a backend that gets no requests. A backend takes work if neither speaks against it:
 
     probes      NEW   -- `healthy_after` good -->  UP     a failed probe of a NEW one makes it DOWN
                 UP    -- `unhealthy_after` bad -->  DOWN
@@ -21,56 +20,12 @@ A backend that comes back is cold: what it may run grows with the tokens that it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
 
-
-class Found(StrEnum):
-    """How an attempt ended, as far as it tells of its backend. What a client caused (4xx, leaving) and a full engine
-    (429) tell nothing."""
-
-    GOOD = "good"
-    REFUSED = "refused"  # no connection
-    FAULT = "fault"  # 5xx, an answer that broke off or made no sense, one of the clocks
-    LATE = "late"  # others were served long before
-
-
-class State(StrEnum):
-    """What a backend is to the pool."""
-
-    UP = "up"
-    NEW = "new"  # not probed often enough yet
-    DOWN = "down"  # by its probes
-    EJECTED = "ejected"  # by how its requests ended
-    TRIAL = "trial"  # one request decides
-    RESTING = "resting"  # it asked to be left alone for a while
-
-
-@dataclass(frozen=True, slots=True)
-class HealthRules:
-    """When a backend is out and when it returns. Seconds and tokens."""
-
-    unhealthy_after: int = 3
-    healthy_after: int = 2
-    eject: bool = True
-    refusals: int = 2  # connection failures in a row
-    # Four faults from a clean record, or some two of three in a mixture, within about `fade_s`.
-    weight: float = 1.0 / 6.0
-    limit: float = 0.5
-    fade_s: float = 10.0
-    # A trial of a backend that fails at once costs a retry, so it may come often: recovery is seen within `longest_s`.
-    # One that hung for 30 s costs a client that long: so the ejection lasts `worth` times what the attempt did.
-    first_s: float = 1.0
-    longest_s: float = 4.0
-    worth: float = 2.0
-    worst_s: float = 60.0
-    forget_s: float = 60.0  # a backend that was fine for so long starts from the first ejection again
-    # Slow start: so many requests at once, one more for each `ramp_tokens` served, no limit after `ramp_s`.
-    ramp_requests: int = 4
-    ramp_tokens: int = 1000
-    ramp_s: float = 30.0
+from policies.verdicts import Found, HealthRules, State, Verdict
 
 
 @dataclass(slots=True)
@@ -80,6 +35,7 @@ class Record:
     probed: bool | None = None  # the verdict of the probes; None: none yet
     good: int = 0  # probes in a row
     bad: int = 0
+    silent: bool = False  # the last bad one was no answer at all
     score: float = 0.0
     scored_at: float = -inf
     refusals: int = 0
@@ -94,15 +50,6 @@ class Record:
     returned_at: float = -inf
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`open`: whether it takes work. `room`: how many requests it may run; None: as many as it can."""
-
-    state: State
-    open: bool
-    room: int | None = None
-
-
 class Health:
     """The backends of one pool. What changes a record returns whether verdicts may have changed with it."""
 
@@ -111,10 +58,8 @@ class Health:
         self.records: dict[str, Record] = {}
 
     def __repr__(self) -> str:
-        told = {State.DOWN: "down", State.EJECTED: "ejected"}
-        states = [self.state(name, inf) for name in self.records]
-        counts = ", ".join(f"{states.count(state)} {word}" for state, word in told.items())
-        return f"<Health {len(states)} backends, {counts}>"
+        states = Counter(self.state(name, inf).value for name in self.records)
+        return f"<Health {dict(states)}>"
 
     # What happens.
 
@@ -168,12 +113,13 @@ class Health:
             return False
         return self._accuse(record, now, cost_s)
 
-    def probed(self, name: str, good: bool, now: float) -> bool:
-        """A probe has come back, or has not."""
+    def probed(self, name: str, good: bool, now: float, *, silent: bool = False) -> bool:
+        """A probe has come back, or has not (`silent`)."""
         record, rules = self.records.get(name), self.rules
         if record is None:
             return False
         record.good, record.bad = (record.good + 1, 0) if good else (0, record.bad + 1)
+        record.silent = record.silent if good else silent
         if good and record.good >= rules.healthy_after:
             refuted = record.refused and record.ejected_until is not None
             if refuted:
@@ -219,10 +165,16 @@ class Health:
         return State.NEW if record.probed is None else State.UP
 
     def verdicts(self, now: float) -> dict[str, Verdict]:
-        """Of every backend. Those that are only not known yet, or rest, take work if nobody better does."""
-        states = {name: self.state(name, now) for name in self.records}
+        """Of every backend. Those that are only not known yet, or rest, take work if nobody better does. When nobody
+        does because several fell silent, that is more likely our own network or machine: they take work, too."""
+        records = self.records
+        states = {name: self.state(name, now) for name in records}
         serving = State.UP in states.values()
-        return {name: self._verdict(self.records[name], state, serving, now) for name, state in states.items()}
+        found = {name: self._verdict(records[name], state, serving, now) for name, state in states.items()}
+        mute = [name for name, state in states.items() if state is State.DOWN and records[name].silent]
+        if len(mute) > 1 and not any(verdict.open for verdict in found.values()):
+            found |= {name: Verdict(State.DOWN, True) for name in mute}
+        return found
 
     def suspicious(self, name: str) -> bool:
         """Whether the backend, and not the request, is the likely cause of a failure there: it is on trial, or others

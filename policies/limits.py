@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 MINUTE_US = 60_000_000
 RETRY_CONCURRENT_US = 1_000_000  # nobody knows when a running request ends
@@ -34,26 +35,29 @@ class Limit:
     burst: int = 0
     model: str = ""
     drains: bool = field(init=False)
+    unit: int = field(init=False)
     room: int = field(init=False)
 
     def __post_init__(self) -> None:
-        drains = self.kind is not Kind.CONCURRENT
+        """`unit` is what one request costs, 0 where tokens are counted."""
+        drains, unit = True, -(-MINUTE_US // self.amount)
+        if self.kind is Kind.TOKENS:
+            unit = 0
+        elif self.kind is Kind.CONCURRENT:
+            drains, unit = False, 1
         object.__setattr__(self, "drains", drains)
-        object.__setattr__(self, "room", self.cost(self.burst) if drains else self.amount)
+        object.__setattr__(self, "unit", unit)
+        object.__setattr__(self, "room", self.cost(self.burst if drains else self.amount))
 
     def cost(self, units: int) -> int:
         """Microseconds of the limit, or requests at once. Rounded up, so that no limit is exceeded: requests one by
         one, since `burst` of them are to fit, and tokens together, since one of them may cost less than a
         microsecond."""
-        if self.kind is Kind.TOKENS:
-            return -(-units * MINUTE_US // self.amount)
-        return units * -(-MINUTE_US // self.amount) if self.drains else units
+        return units * self.unit or -(-units * MINUTE_US // self.amount)
 
     def units(self, cost: int) -> int:
         """Whole requests or tokens in a cost."""
-        if self.kind is Kind.TOKENS:
-            return cost * self.amount // MINUTE_US
-        return cost // -(-MINUTE_US // self.amount) if self.drains else cost
+        return cost // self.unit if self.unit else cost * self.amount // MINUTE_US
 
 
 Need = tuple[int, int]
@@ -71,8 +75,7 @@ class Denied:
     wait_us: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """How much of a limit is left, in its units, and the microseconds until all of it is."""
 
     limit: Limit

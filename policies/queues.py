@@ -130,8 +130,9 @@ class FairShare:
     """Weighted fair service of tenants by virtual time (VTC, Sheng et al., OSDI 2024), with room for order.
 
     A tenant is charged at dispatch and settled at the end; who comes back from idle is lifted to the service of the
-    tenant last served, so that nobody saves up, but not by what that one will be given back if it was only expected. Among the tenants within a quantum of the least served one the
-    ticket with the lowest key is next. With an infinite quantum there are no shares, only the order.
+    tenant last served, so that nobody saves up, but not by what that one will be given back if it was only expected.
+    Among the tenants within a quantum of the least served one the ticket with the lowest key is next. With an infinite
+    quantum there are no shares, only the order.
     """
 
     def __init__(self, key: Key, quantum_tokens: float = inf, quantum_requests: float = inf) -> None:

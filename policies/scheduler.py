@@ -11,12 +11,13 @@ from itertools import count
 from math import inf
 from random import Random
 
-from policies.backend import Backend, Slot, Ticket
+from policies.backend import Backend, Ticket
 from policies.choice import Choice, Considered
-from policies.estimate import Drain
+from policies.forecast import Forecast
 from policies.pool import Pool
 from policies.queues import FairShare, Key, aged_shortest, by_arrival
 from policies.rules import Rules
+from policies.running import Running
 from policies.types import (
     BATCH,
     INTERACTIVE,
@@ -35,7 +36,6 @@ from policies.types import (
     Usage,
     Wait,
 )
-from policies.unseen import Unseen
 from policies.waiting import WaitingRoom
 
 
@@ -67,22 +67,23 @@ class Scheduler:
         quantum = (rules.quantum_tokens, rules.quantum_requests) if shares else (inf, inf)
         self._room = WaitingRoom(rules, classes, lambda: FairShare(self._key(), *quantum))
         self._choice = Choice(routing, self._pool, self._room, rng)
+        self._running = Running(self._pool, self._room)
+        self._unseen = self._running.unseen
         self._rng = rng
-        self._slots: dict[int, Slot] = {}
-        self._unseen = Unseen(rules)
         self._lost: list[Ticket] = []
-        self._drain = Drain()
+        self._forecast = Forecast(self._pool, self._room)
+        self._drain = self._forecast.drain
         self._serial = count(1)
 
     def __repr__(self) -> str:
         backends = ", ".join(map(repr, self._pool.backends.values()))
-        return f"<Scheduler [{len(self._slots)} running, {len(self._room)} waiting | {backends}]>"
+        return f"<Scheduler [{len(self._running.slots)} running, {len(self._room)} waiting | {backends}]>"
 
     # What happens.
 
     def submit(self, job: Job, now: float) -> Reason | None:
         """Queue the job. Returns None, or why it is refused at once."""
-        if job.id in self._room.tickets or job.id in self._slots:
+        if job.id in self._room.tickets or job.id in self._running.slots:
             raise ValueError(f"job {job.id} is already here")
         ticket = self._ticket(job, now)
         if (refused := self._refused(ticket, now)) is not None:
@@ -94,7 +95,7 @@ class Scheduler:
     def at_once(self, job: Job, now: float) -> Dispatch | None:
         """The dispatch of a job that need not wait while nothing else does: what `submit` and `due` would come to, the
         queue left out. None where the decision is theirs."""
-        if self._room or self._pool.heard or job.id in self._slots:
+        if self._room or self._pool.heard or job.id in self._running.slots:
             return None
         self._unseen.end(now)
         ticket = self._ticket(job, now)
@@ -111,11 +112,7 @@ class Scheduler:
 
     def first_token(self, job_id: int, now: float) -> None:
         """The first token of a stream has come: its prefill is over."""
-        if (slot := self._slots.get(job_id)) is not None:
-            if slot.prefilling:
-                self._pool.timed(slot, now)
-            slot.backend.prefilled(slot, now)
-            slot.backend.stream(slot, now)
+        self._running.first_token(job_id, now)
 
     def tokens(self, job_id: int, n: int, now: float) -> bool:
         """A stream got `n` more tokens after its first.
@@ -123,30 +120,11 @@ class Scheduler:
         Returns True when `due` should be called: the streams there can afford now what something waits for, an unseen
         prefill has ended there, or the first token had not been told.
         """
-        slot = self._slots.get(job_id)
-        if slot is None:
-            return False
-        backend, begins = slot.backend, not slot.streaming
-        if begins:
-            self.first_token(job_id, now)
-        slot.output += n
-        return self._advance(backend, n, now) or begins
+        return self._running.tokens(job_id, n, now)
 
     def streamed(self, backend: str, n: int, now: float) -> bool:
         """The same, of all streams on a backend together: they got `n` more tokens after the first of each."""
-        known = self._pool.backends.get(backend)
-        return known is not None and known.streams > 0 and self._advance(known, n, now)
-
-    @staticmethod
-    def _advance(backend: Backend, n: int, now: float) -> bool:
-        busy = backend.in_flight > 0
-        backend.advance(n, now)
-        if busy and not backend.in_flight:
-            return True
-        if backend.need_s == inf or backend.credit(now) < backend.need_s:
-            return False
-        backend.need_s = inf
-        return True
+        return self._running.streamed(backend, n, now)
 
     def leave(self, job_id: int, now: float, ending: Ending, usage: Usage | None = None, seen_tokens: int = 0) -> None:
         """The job is over, or gone from the queue. One that is not here is ignored: twice is harmless. `seen_tokens` of
@@ -155,13 +133,8 @@ class Scheduler:
             self._room.remove(ticket)
             if not self._room:
                 self._drain.empty()
-        elif (slot := self._slots.pop(job_id, None)) is not None:
-            if ending is Ending.SUCCESS and slot.prefilling and slot.one_shot:
-                self._pool.timed(slot, now)
-            slot.output = max(slot.output, seen_tokens)
-            slot.backend.end(slot, now)
-            self._pool.learn(slot, ending, usage)
-            self._room.settle(slot, ending, usage)
+        else:
+            self._running.end(job_id, now, ending, usage, seen_tokens)
 
     def configure(self, routing: str, classes: Sequence[ClassPolicy]) -> None:
         """These rules hold from now on, for those who wait, too. What was learned and who has had how much stays."""
@@ -198,10 +171,12 @@ class Scheduler:
         late = self._room.ripe(now, self._latest)
         out: list[Dispatch | Drop] = []
         lost, self._lost = dict.fromkeys(self._lost), []
-        gone = [ticket for ticket in lost if self._waits(ticket) and not self._pool.serves(ticket.job)]
+        gone = [ticket for ticket in lost if self._room.holds(ticket) and not self._pool.serves(ticket.job)]
         out += [self._drop(ticket, Reason.NO_BACKEND, now) for ticket in gone]
         self._pump(now, out)
-        out += [self._drop(ticket, self._too_late(ticket, now), now) for ticket in late if self._waits(ticket)]
+        if hopeless := dict.fromkeys(filter(self._room.holds, late)):  # of one that was parked there may be two timers
+            out += [self._drop(ticket, self._room.too_late(ticket, now), now) for ticket in hopeless]
+            self._pump(now, out)  # a backend may have been reserved for one of them
         if not self._room:
             self._drain.empty()
         return out
@@ -217,13 +192,11 @@ class Scheduler:
 
     def retry_after(self, now: float) -> float:
         """Seconds until what waits now will have been served, from 1 to 60: when a new try is worth it."""
-        queued = sum(tier.queue.tokens for tier in self._room.tiers.values())
-        return min(60.0, max(1.0, queued / self._drain_rate(now)))
+        return self._forecast.retry_after(now)
 
     def place(self, job: Job, now: float) -> Place:
         """Where the job stands among those of its class, waiting or not; O(waiting)."""
-        ahead, tokens = self._room.ahead(self._room.tickets.get(job.id) or self._ticket(job, now))
-        return Place(ahead + 1, tokens / self._drain_rate(now))
+        return self._forecast.place(self._room.tickets.get(job.id) or self._ticket(job, now), now)
 
     def explain(self, job: Job, now: float) -> Explanation:
         """What would happen to the job if it were submitted now. Nothing is changed."""
@@ -238,7 +211,7 @@ class Scheduler:
             queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
             backends=self._pool.statistics(now),
             prefill_rate=self._pool.times.rate,
-            drain_rate=self._drain_rate(now),
+            drain_rate=self._forecast.rate(now),
             index_pieces=len(self._pool.index),
         )
 
@@ -252,8 +225,13 @@ class Scheduler:
         return tuple(loads)
 
     def _pump(self, now: float, out: list[Dispatch | Drop]) -> None:
-        if not self._room:
-            return
+        while self._room and self._round(now, out):
+            pass
+
+    def _round(self, now: float, out: list[Dispatch | Drop]) -> bool:
+        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or
+        opened a backend to small prefills, after others were held."""
+        again = False
         load = self._pool.load(now)
         spare = self._pool.spare()
         held: list[Ticket] = []
@@ -261,13 +239,13 @@ class Scheduler:
             tier, ticket, usable = found
             self._pool.assess(ticket)
             if now > self._latest(ticket):
-                out.append(self._drop(ticket, self._too_late(ticket, now), now))
+                out.append(self._drop(ticket, self._room.too_late(ticket, now), now))
                 continue
             if ticket.parked:  # its warm backend may be open to others, and still not have the credit for this one
                 usable = [backend for backend in usable if backend.name in ticket.lanes]
             fits = self._admission.fitting(ticket, usable, now)
             if not fits:
-                self._hold(ticket, Wait.WARM if ticket.parked else Wait.ROOM, held)
+                self._hold(ticket, Wait.ROOM, held)
                 if self.rules.reserve:
                     drained = [backend for backend in usable if ticket.job.allows(backend.name)]
                     spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
@@ -279,33 +257,24 @@ class Scheduler:
                 self._hold(ticket, Wait.PEER, held)
                 continue
             out.append(self._dispatch(ticket, chosen, considered, now))
+            again = bool(held)
             load = self._pool.load(now)
             if self._admission.gate(chosen) is not Gate.OPEN:
                 spare.remove(chosen)
         for ticket in held:
             self._room.tier(ticket).queue.show(ticket)
+        return again
 
     def _dispatch(self, ticket: Ticket, backend: Backend, considered: Considered, now: float) -> Dispatch:
         job, uncached = ticket.job, ticket.uncached(backend.name)
-        cost = uncached + self.rules.output_weight * job.output_tokens
-        took = self._pool.times.expect(uncached, job.prompt_tokens) / backend.view.speed
-        paced = self._room.tier(ticket).policy.paced and job.output_tokens > 0
-        slot = Slot(job, backend, uncached, ticket.matched(backend.name), cost, took, paced)
-        self._room.dispatched(ticket, cost)
-        self._slots[job.id] = slot
-        self._unseen.start(slot, now)
+        self._running.start(ticket, backend, now)
         backend.turn = next(self._serial)
-        self._pool.index.insert(job.prefix, backend.name)
         self._drain.served(job.prompt_tokens, now)
         waited = now - job.arrived
         why = (ticket.waited_for or Wait.TURN) if now > ticket.since else None
         saved = job.prompt_tokens - uncached
         missed, prices = uncached - ticket.least, tuple(considered)
         return Dispatch(job, backend.name, max(0, saved), uncached, waited, why, prices, missed)
-
-    def _drain_rate(self, now: float) -> float:
-        """Tokens per second that leave the queue; before that was measured, what all backends should prefill."""
-        return self._drain.rate(now, self._pool.times.rate * max(1, len(self._pool.backends)))
 
     def _drop(self, ticket: Ticket, reason: Reason, now: float) -> Drop:
         self._room.remove(ticket)
@@ -334,11 +303,4 @@ class Scheduler:
             return Reason.NO_BACKEND
         if self._room.tier(ticket).full(ticket.job):
             return Reason.QUEUE_FULL
-        return self._too_late(ticket, now) if now > ticket.latest else None
-
-    def _too_late(self, ticket: Ticket, now: float) -> Reason:
-        longest = self._room.tier(ticket).policy.max_wait_s
-        return Reason.WAITED if now >= ticket.job.arrived + longest else Reason.DEADLINE
-
-    def _waits(self, ticket: Ticket) -> bool:
-        return self._room.tickets.get(ticket.job.id) is ticket
+        return self._room.too_late(ticket, now) if now > ticket.latest else None

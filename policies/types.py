@@ -125,10 +125,10 @@ class ClassPolicy:
     floor: float = 0.0
 
 
-# Half of the backends and 60 % of the KV cost interactive work under one point of goodput and leave batch
-# nine tenths of what is left over (simulated; 25 % costs batch a third more and gains half a point).
+# Nine tenths of the backends and 70 % of the KV cost interactive work under one point of goodput and leave batch nine
+# tenths of what is left over, far past saturation six (simulated; half and 60 % leave a third to three quarters).
 INTERACTIVE = ClassPolicy("interactive")
-BATCH = ClassPolicy("batch", 4096, 64_000_000, max_wait_s=900.0, paced=False, ceiling=0.5, kv_ceiling=0.6, floor=0.05)
+BATCH = ClassPolicy("batch", 4096, 64_000_000, max_wait_s=900.0, paced=False, ceiling=0.9, kv_ceiling=0.7, floor=0.05)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from policies.admission import Admission
 from policies.backend import Backend, Slot, Ticket
 from policies.queues import FairShare, Key
 from policies.rules import Rules
-from policies.types import ClassPolicy, Ending, Job, Usage, Wait
+from policies.types import ClassPolicy, Ending, Job, Reason, Usage, Wait
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +80,15 @@ class WaitingRoom:
         if job.deadline is None or not self.rules.refuse:
             return longest
         return min(longest, job.deadline - prefill_s)
+
+    def holds(self, ticket: Ticket) -> bool:
+        """Whether the ticket still waits."""
+        return self.tickets.get(ticket.job.id) is ticket
+
+    def too_late(self, ticket: Ticket, now: float) -> Reason:
+        """Why the ticket may wait no longer."""
+        waited_long = now >= ticket.job.arrived + self.tier(ticket).policy.max_wait_s
+        return Reason.WAITED if waited_long else Reason.DEADLINE
 
     def add(self, ticket: Ticket) -> None:
         """The ticket begins to wait."""
@@ -206,4 +215,4 @@ class WaitingRoom:
             heapify(self._timers)
 
     def _awake(self, ticket: Ticket, when: float) -> bool:
-        return ticket.wake == when and self.tickets.get(ticket.job.id) is ticket
+        return ticket.wake == when and self.holds(ticket)

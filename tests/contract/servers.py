@@ -123,11 +123,12 @@ def cluster(folder: Path) -> Iterator[Server]:
             bus = str(free_port())
             options = ("--cluster-enabled", "yes", "--cluster-port", bus, "--cluster-node-timeout", "2000")
             nodes.append(stack.enter_context(serving(Server(valkey(), own, options))))
-        asyncio.run(_joined(nodes))
+        asyncio.run(joined(nodes))
         yield nodes[0]
 
 
-async def _joined(nodes: list[Server]) -> None:
+async def joined(nodes: list[Server]) -> None:
+    """Three nodes become a cluster."""
     bounds = [0, 5461, 10923, 16384]
     for number, node in enumerate(nodes):
         await node.ask("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)

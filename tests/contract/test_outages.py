@@ -6,17 +6,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from gateway.sharedstore import SharedAccount, SharedStore
+from gateway.sharedaccount import SharedAccount
+from gateway.sharedstore import SharedStore
 from gateway.stores import StoreAway
 from policies.limits import Kind, Limit
 from tests.contract.conftest import shared
-from tests.contract.servers import Server, free_port
+from tests.contract.servers import Server, free_port, joined, serving
+from tests.contract.servers import valkey as valkey_binary
 
 pytestmark = pytest.mark.anyio
 
@@ -82,8 +85,8 @@ async def loaded(server: Server, on_failure: str = "local_share") -> AsyncIterat
         yield stores, Load([store.account(tenant, [RATE, PLACES], None) for store in stores])
 
 
-async def recovered(stores: list[SharedStore]) -> None:
-    async with asyncio.timeout(15):
+async def recovered(stores: list[SharedStore], within_s: float = 15) -> None:
+    async with asyncio.timeout(within_s):
         while {store.mode for store in stores} != {"shared"}:
             await asyncio.sleep(0.02)
 
@@ -250,14 +253,13 @@ async def test_requests_cancelled_around_a_slow_store_leave_nothing(valkey: Serv
         async def ask(number: int) -> None:
             way.delay_s = 0.02 * (number // 100 % 3)
             account = load.accounts[number % REPLICAS]
-            verdict = account.take([(0, RATE.cost(1)), (1, 1)])
-            if isinstance(verdict, asyncio.Future):
-                try:
-                    async with asyncio.timeout(0.001 * (number % 30)):
-                        verdict = await verdict
-                except TimeoutError:
+            waiting = account.take([(0, RATE.cost(1)), (1, 1)])
+            if isinstance(waiting, asyncio.Future):
+                await asyncio.wait((waiting,), timeout=0.001 * (number % 30))
+                if waiting.cancel():
                     return
-            if verdict is None:
+                waiting = waiting.result()
+            if waiting is None:
                 account.give(0, RATE.cost(1))
                 account.give(1, 1)
 
@@ -274,3 +276,46 @@ async def test_requests_cancelled_around_a_slow_store_leave_nothing(valkey: Serv
             verdict = own.take([(1, 1)])
             verdicts.append(await verdict if isinstance(verdict, asyncio.Future) else verdict)
         assert verdicts == [None] * PLACES.amount
+
+
+async def test_a_cluster_that_fails_over_is_followed(tmp_path: Path) -> None:
+    """One node of three dies, and its replica takes its place: tenants there have their share until then."""
+    with ExitStack() as stack:
+        nodes = []
+        for number in range(4):
+            (own := tmp_path / f"node{number}").mkdir()
+            options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "1000")
+            nodes.append(stack.enter_context(serving(Server(valkey_binary(), own, options))))
+        await joined(nodes[:3])
+        await replicating(nodes[3], nodes[1])
+        async with loaded(nodes[0]) as (stores, _):
+            accounts = [store.account(f"tenant-{number}", [RATE], None) for number, store in enumerate(stores * 10)]
+
+            async def all_served() -> bool:
+                served = [account.take([(0, RATE.cost(1))]) for account in accounts]
+                return [await each if isinstance(each, asyncio.Future) else each for each in served].count(None) == 30
+
+            assert await all_served()
+            nodes[1].kill()
+            begun = time.monotonic()
+            assert await all_served()
+            assert time.monotonic() - begun < LONGEST_S
+            await asyncio.sleep(0.5)
+            assert {store.mode for store in stores} == {"local_share"}
+            await recovered(stores, within_s=30)
+            calls = sum(store.calls["down"] + store.calls["closed"] for store in stores)
+            assert await all_served()
+            assert sum(store.calls["down"] + store.calls["closed"] for store in stores) == calls
+
+
+async def replicating(node: Server, master: Server) -> None:
+    """`node` becomes the replica of `master`."""
+    bus = node.options[node.options.index("--cluster-port") + 1]
+    await master.ask("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+    name = await master.ask("CLUSTER", "MYID")
+    async with asyncio.timeout(30):
+        while name not in await node.ask("CLUSTER", "NODES"):
+            await asyncio.sleep(0.05)
+        await node.ask("CLUSTER", "REPLICATE", name)
+        while b"master_link_status:up" not in await node.ask("INFO", "replication"):
+            await asyncio.sleep(0.05)

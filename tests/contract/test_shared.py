@@ -11,7 +11,8 @@ from uuid import uuid4
 import pytest
 
 from gateway.redislink import Link, Target, slot
-from gateway.sharedstore import SharedAccount, SharedStore
+from gateway.sharedaccount import SharedAccount
+from gateway.sharedstore import SharedStore
 from gateway.stores import Verdict
 from policies.leases import Report
 from policies.limits import Kind, Limit
@@ -187,3 +188,22 @@ async def test_a_thousand_cancelled_commands_cross_no_replies(server: Server) ->
         assert await node.call("ECHO", b"last") == b"last"
     finally:
         link.close()
+
+
+async def test_accounts_under_old_and_new_limits_count_together(server: Server) -> None:
+    """Requests that run while the limits change still count, and their places come back."""
+    store, tenant = shared(server), uuid4().hex
+    async with store:
+        old = store.account(tenant, [PLACES], None)
+        assert [await take(old, (0, 1)) for _ in range(4)] == [None] * 4
+        wider = Limit(Kind.CONCURRENT, 7)
+        new = store.account(tenant, [wider], old)
+        old.retire()
+        verdicts = [await take(new, (0, 1)) for _ in range(7)]
+        assert verdicts.count(None) in (2, 3)  # the old one may keep one more in advance
+        for _ in range(4):
+            old.give(0, 1)
+        async with asyncio.timeout(10):
+            while old in store.accounts:
+                await asyncio.sleep(0.05)
+        assert [await take(new, (0, 1)) for _ in range(4)] == [None] * 4

@@ -287,6 +287,11 @@ def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
     return config
 
 
+def busy() -> float:
+    """How many times longer anything may take, since other work wants these cores too; 1 where none does."""
+    return max(1.0, 2.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def times(full: int, short: int) -> range:
     """As often as a case says, or as the ordinary suite can afford."""
     return range(full if FULL else short)

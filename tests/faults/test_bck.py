@@ -9,9 +9,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.faults.fakes import Fake, FakeConnection, Request, completion, healthy, silent, well
+from tests.faults.fakes import DONE, Fake, FakeConnection, Request, completion, event, healthy, silent, well
 from tests.faults.process import GatewayProcess, pool, times
 from tests.faults.rawclient import Response, ask, chat
 
@@ -72,22 +73,25 @@ async def up(gateway: GatewayProcess, *fakes: Fake) -> None:
 async def test_b057_a_dead_backend_leaves_and_returns(tmp_path: Path) -> None:
     """Killed under load: no client sees it; it gets a few connects and then only probes; back again it has its share
     within two probe intervals."""
-    async with Fake(healthy, control=well) as a, Fake(healthy, control=well) as b:
-        async with GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway:
-            await up(gateway, a, b)
-            load = Load(gateway)
-            await load.run(1.0)
-            await a.stop()
-            assert set(statuses(await load.run(4.0))) == {200}
-            assert await gateway.metric("headrace_backend_state", backend=a.url, state="down") == 1
-            assert await gateway.metric("headrace_upstream_failures_total", backend=a.url) <= 2 + 2
-            await a.start()
-            await load.run(2.0 + 1.0)
-            before = a.hits, b.hits
-            assert set(statuses(await load.run(2.0))) == {200}
-            share = (a.hits - before[0]) / (a.hits - before[0] + b.hits - before[1])
-            assert 0.4 <= share <= 0.6
-            await gateway.settled([a, b])
+    async with (
+        Fake(healthy, control=well) as a,
+        Fake(healthy, control=well) as b,
+        GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a, b)
+        load = Load(gateway)
+        await load.run(1.0)
+        await a.stop()
+        assert set(statuses(await load.run(4.0))) == {200}
+        assert await gateway.metric("headrace_backend_state", backend=a.url, state="down") == 1
+        assert await gateway.metric("headrace_upstream_failures_total", backend=a.url) <= 2 + 2
+        await a.start()
+        await load.run(2.0 + 1.0)
+        before = a.hits, b.hits
+        assert set(statuses(await load.run(2.0))) == {200}
+        share = (a.hits - before[0]) / (a.hits - before[0] + b.hits - before[1])
+        assert 0.4 <= share <= 0.6
+        await gateway.settled([a, b])
 
 
 async def test_b059_a_backend_that_is_loading_gets_nothing(tmp_path: Path) -> None:
@@ -99,20 +103,23 @@ async def test_b059_a_backend_that_is_loading_gets_nothing(tmp_path: Path) -> No
             return 503, b""
         return well(request) if listed or request.target != "/v1/models" else (200, b'{"object":"list","data":[]}')
 
-    async with Fake(healthy, control=well) as a, Fake(healthy, control=loading) as b:
-        async with GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway:
-            await up(gateway, a)
-            load = Load(gateway)
-            assert set(statuses(await load.run(len(times(18, 2))))) == {200}
-            ready = True
-            assert set(statuses(await load.run(2.0))) == {200}
-            assert b.hits == 0
-            listed = True
-            assert set(statuses(await load.run(3.0))) == {200}
-            assert b.hits > 20
-            good = [probe.at for probe in b.probes if probe.target == "/health"]
-            assert len([at for at in good if at < b.requests[0].at]) >= 2
-            await gateway.settled([a, b])
+    async with (
+        Fake(healthy, control=well) as a,
+        Fake(healthy, control=loading) as b,
+        GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a)
+        load = Load(gateway)
+        assert set(statuses(await load.run(len(times(18, 2))))) == {200}
+        ready = True
+        assert set(statuses(await load.run(2.0))) == {200}
+        assert b.hits == 0
+        listed = True
+        assert set(statuses(await load.run(3.0))) == {200}
+        assert b.hits > 20
+        good = [probe.at for probe in b.probes if probe.target == "/health"]
+        assert len([at for at in good if at < b.requests[0].at]) >= 2
+        await gateway.settled([a, b])
 
 
 async def test_b061_a_slow_probe_now_and_then_changes_nothing(tmp_path: Path) -> None:
@@ -128,20 +135,22 @@ async def test_b061_a_slow_probe_now_and_then_changes_nothing(tmp_path: Path) ->
         return None if dead or asked % 3 == 0 else well(request)
 
     health = {"interval": "300ms", "unhealthy_after": 3, "healthy_after": 2}
-    async with Fake(healthy, control=slow) as a:
-        async with GatewayProcess(pool(a.url, **WATCHED | {"health": health}), tmp_path) as gateway:
-            await up(gateway, a)
-            await gateway.begin()
-            load = Load(gateway, 20)
-            assert set(statuses(await load.run(len(times(60, 5))))) == {200}
-            assert asked >= 10
-            assert gateway.states == []
-            dead = True
-            await gateway.eventually(lambda: (a.url, "down") in gateway.states, "it is out")
-            assert (await ask(gateway.port, chat())).status == 503
-            dead = False
-            await up(gateway, a)
-            assert (await ask(gateway.port, chat())).status == 200
+    async with (
+        Fake(healthy, control=slow) as a,
+        GatewayProcess(pool(a.url, **WATCHED | {"health": health}), tmp_path) as gateway,
+    ):
+        await up(gateway, a)
+        await gateway.begin()
+        load = Load(gateway, 20)
+        assert set(statuses(await load.run(len(times(60, 5))))) == {200}
+        assert asked >= 10
+        assert gateway.states == []
+        dead = True
+        await gateway.eventually(lambda: (a.url, "down") in gateway.states, "it is out")
+        assert (await ask(gateway.port, chat())).status == 503
+        dead = False
+        await up(gateway, a)
+        assert (await ask(gateway.port, chat())).status == 200
 
 
 async def failing(connection: FakeConnection) -> None:
@@ -225,25 +234,28 @@ async def test_b065_all_ejected_at_once_recover_at_once(tmp_path: Path) -> None:
             else:
                 await connection.answer(completion())
 
-    async with Fake(script, control=well) as a, Fake(script, control=well) as b:
-        async with GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway:
-            await up(gateway, a, b)
-            load = Load(gateway, 100)
-            seconds = len(times(5, 3))
-            answers = await load.run(seconds)
-            refused = [answer for answer in answers if answer.status == 503]
-            assert set(statuses(answers)) == {500, 503}
-            assert len(refused) > 0.9 * len(answers)
-            assert all(1 <= int(answer.header("retry-after") or "0") <= 60 for answer in refused)
-            took = sorted(took for _, took, answer in load.answers if answer.status == 503)
-            assert took[len(took) // 2] < 0.05
-            assert max(a.hits, b.hits) <= 5 + 1 + seconds  # a trial a second at most
-            broken = False
-            recovered = time.monotonic()
-            await load.run(5.0)
-            first = min(sent for sent, _, answer in load.answers if answer.status == 200 and sent > recovered - 1)
-            assert first - recovered < 4.0 + 1.0
-            assert statuses([answer for sent, _, answer in load.answers if sent > first + 1.0]).keys() == {200}
+    async with (
+        Fake(script, control=well) as a,
+        Fake(script, control=well) as b,
+        GatewayProcess(pool(a.url, b.url, **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a, b)
+        load = Load(gateway, 100)
+        seconds = len(times(5, 3))
+        answers = await load.run(seconds)
+        refused = [answer for answer in answers if answer.status == 503]
+        assert set(statuses(answers)) == {500, 503}
+        assert len(refused) > 0.9 * len(answers)
+        assert all(1 <= int(answer.header("retry-after") or "0") <= 60 for answer in refused)
+        took = sorted(took for _, took, answer in load.answers if answer.status == 503)
+        assert took[len(took) // 2] < 0.05
+        assert max(a.hits, b.hits) <= 5 + 1 + seconds  # a trial a second at most
+        broken = False
+        recovered = time.monotonic()
+        await load.run(5.0)
+        first = min(sent for sent, _, answer in load.answers if answer.status == 200 and sent > recovered - 1)
+        assert first - recovered < 4.0 + 1.0
+        assert statuses([answer for sent, _, answer in load.answers if sent > first + 1.0]).keys() == {200}
 
 
 async def test_a_backend_that_is_stopped_is_out_within_seconds(tmp_path: Path) -> None:
@@ -293,3 +305,113 @@ async def test_a_backend_that_does_not_serve_the_model_gets_no_traffic_for_it(tm
         assert a.hits == 0
         assert await gateway.metric("headrace_backend_state", backend=a.url, state="wrong_model") == 1
         await gateway.settled([b])
+
+
+async def administered(tmp_path: Path, *urls: str, **told: Any) -> tuple[dict[str, Any], httpx.AsyncClient]:
+    (tmp_path / "token").write_text("of-the-admin")
+    config = pool(*urls, **WATCHED | {"server": {"admin_token": f"file:{tmp_path}/token"}} | told)
+    return config, httpx.AsyncClient(timeout=10, headers={"authorization": "Bearer of-the-admin"})
+
+
+async def test_b066_requests_on_a_vanished_backend_do_not_wait_for_ever(tmp_path: Path) -> None:
+    """Twenty are in flight when it falls silent and is taken out: whoever has seen nothing is served elsewhere, whoever
+    has gets an error frame, all within seconds."""
+    silence = False
+
+    async def begun(connection: FakeConnection) -> None:
+        await connection.request()
+        if a.hits % 2:
+            await connection.stream_head()
+            await connection.chunk(event("t0"))
+        await connection.wait_closed()
+
+    async with Fake(begun, control=lambda request: None if silence else well(request)) as a:
+        config, http = await administered(tmp_path, a.url)
+        config["pools"]["p"] |= {"timeouts": {"headers": "60s", "first_token": "60s", "idle": "60s"}}
+        config["pools"]["p"]["retries"] = {"budget": "100%"}
+        async with http, GatewayProcess(config, tmp_path) as gateway, Fake(healthy, control=well) as b:
+            await up(gateway, a)
+            admin = f"http://127.0.0.1:{gateway.admin_port}/admin/backends"
+            asked = [asyncio.create_task(ask(gateway.port, chat(stream=True))) for _ in range(20)]
+            await gateway.eventually(lambda: a.hits == 20, "all are in flight")
+            assert (await http.post(f"{admin}/add", json={"url": b.url})).status_code == 200
+            await up(gateway, b)
+            silence = True
+            removed = time.monotonic()
+            assert (await http.post(f"{admin}/remove", json={"url": a.url})).json()["state"] == "removed"
+            answers = await asyncio.gather(*asked)
+            assert time.monotonic() - removed < 2.0 + 2.0
+            framed = [answer for answer in answers if b'data: {"error"' in answer.body]
+            whole = [answer for answer in answers if DONE in answer.body]
+            assert (len(framed), len(whole)) == (10, 10)
+            assert await gateway.metric("headrace_backend_state", backend=a.url) == 0
+            await gateway.eventually(lambda: not a.open_requests, "nothing is left open there")
+
+
+async def test_backends_are_changed_at_run_time(tmp_path: Path) -> None:
+    """One is added, drained, put back and removed; a reload of the file changes none of that; the gauges of who is gone
+    are gone."""
+    async with Fake(healthy, control=well) as a, Fake(healthy, control=well) as b:
+        config, http = await administered(tmp_path, a.url)
+        async with http, GatewayProcess(config, tmp_path) as gateway:
+            await up(gateway, a)
+            admin = f"http://127.0.0.1:{gateway.admin_port}/admin"
+            refused = await http.post(f"{admin}/backends/add", json={"url": "ftp://x"})
+            assert refused.status_code == 400
+            assert (await gateway.get("/admin/backends")).status_code == 401
+            assert (await http.post(f"{admin}/backends/add", json={"url": b.url})).json()["backend"] == b.url
+            await up(gateway, a, b)
+            await Load(gateway).run(0.5)
+            assert a.hits and b.hits
+            assert (await http.post(f"{admin}/backends/drain", json={"url": a.url})).json()["state"] == "draining"
+            assert (await http.post(f"{admin}/reload")).status_code == 200
+            before = a.hits
+            assert statuses(await Load(gateway).run(0.5)).keys() == {200}
+            assert a.hits == before
+            told = {each["backend"]: each for each in (await http.get(f"{admin}/backends")).json()["backends"]}
+            assert {url: each["state"] for url, each in told.items()} == {a.url: "draining", b.url: "up"}
+            assert told[b.url]["models"] == ["m"]
+            await http.post(f"{admin}/backends/undrain", json={"url": a.url})
+            assert (await http.post(f"{admin}/backends/remove", json={"url": b.url})).json()["state"] == "removed"
+            before = b.hits
+            assert statuses(await Load(gateway).run(0.5)).keys() == {200}
+            assert (b.hits, a.hits > 0) == (before, True)
+            assert b.url not in (await gateway.get("/metrics")).text
+            probes = len(b.probes)
+            await asyncio.sleep(1.5)
+            assert len(b.probes) == probes
+
+
+async def test_a_restarted_engine_is_another_backend(tmp_path: Path) -> None:
+    """Its metrics say that the process is younger: what it held is forgotten; its memory bounds what it may run."""
+    started = 1000.0
+
+    def engine(request: Request) -> tuple[int, bytes] | None:
+        if request.target != "/metrics":
+            return well(request)
+        told = f"process_start_time_seconds {started}\nvllm:num_requests_running 3\nvllm:kv_cache_usage_perc 0.5\n"
+        return 200, told.encode() + b'vllm:cache_config_info{block_size="16",num_gpu_blocks="2048"} 1\n'
+
+    async with Fake(healthy, control=engine) as a:
+        config, http = await administered(tmp_path, a.url)
+        del config["pools"]["p"]["backends"][0]["concurrency"]
+        async with http, GatewayProcess(config, tmp_path) as gateway:
+            await up(gateway, a)
+            admin = f"http://127.0.0.1:{gateway.admin_port}/admin/backends"
+
+            async def told() -> dict[str, Any]:
+                found: dict[str, Any] = (await http.get(admin)).json()["backends"][0]
+                return found
+
+            async def heard() -> bool:
+                return (await told())["kv_tokens"] is not None
+
+            await gateway.eventually(heard, "it was scraped")
+            first = await told()
+            assert (first["kv_tokens"], first["kv_share"], first["engine_running"]) == (32_768, 0.5, 3.0)
+            assert first["signal_age_s"] < 2.0
+            assert await gateway.metric("headrace_engine_kv_tokens") == 32_768
+            started = 2000.0
+            await gateway.eventually(lambda: (a.url, "restarted") in gateway.states, "the restart is seen")
+            assert (await told())["incarnation"] == first["incarnation"] + 1
+            assert (await ask(gateway.port, chat())).status == 200

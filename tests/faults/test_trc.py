@@ -114,7 +114,7 @@ async def test_b154_the_span_of_a_stream_ends_with_the_stream(tmp_path: Path, br
             await gateway.settled([a], sent=1)
         (server,), (queue,), (attempt,) = (sink.of_kind(kind) for kind in (SERVER, INTERNAL, CLIENT))
         assert STREAM_S <= seconds(server) <= took + 0.01
-        assert begun <= server.start_time_unix_nano / 1e9 + 0.01
+        assert begun <= server.start_time_unix_nano / 1e9 + 0.01 < begun + 0.2
         for child in (queue, attempt):
             assert server.start_time_unix_nano <= child.start_time_unix_nano
             assert child.end_time_unix_nano <= server.end_time_unix_nano
@@ -228,7 +228,8 @@ async def test_errors_refusals_and_misses_are_traced_whatever_the_share(tmp_path
             counted = await gateway.metric("headrace_traces_total", result="exported")
             assert counted == 3
         told = {attributes(span)["headrace.outcome"]: attributes(span) for span in sink.of_kind(SERVER)}
-        assert set(told) == {"model_not_found", "upstream_error", "ok"}
+        failed = set(told) - {"model_not_found", "ok"}
+        assert failed <= {"upstream_error", "no_backend"} and len(told) == 3  # by whether a probe was there first
         assert told["ok"]["headrace.slo.cause"] == "prefill"
 
 

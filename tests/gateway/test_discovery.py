@@ -18,7 +18,7 @@ import dns.rcode
 import dns.rrset
 import pytest
 
-from gateway.discovery import Cluster, Dns, Endpoint, Kubernetes, Source, allowed
+from gateway.discovery import Cluster, Dns, Endpoint, Kubernetes, Source, Undiscoverable, allowed
 
 pytestmark = pytest.mark.anyio
 
@@ -320,6 +320,6 @@ async def test_kubernetes_reads_a_renewed_token(tmp_path: Path) -> None:
 
 def test_outside_of_a_cluster_it_says_so() -> None:
     """Before anything is served."""
-    with pytest.raises(OSError, match="KUBERNETES_SERVICE_HOST"):
+    with pytest.raises(Undiscoverable, match="KUBERNETES_SERVICE_HOST"):
         Cluster.inside({})
     assert Cluster.inside({"KUBERNETES_SERVICE_HOST": "fd00::1"}).url == "https://[fd00::1]:443"

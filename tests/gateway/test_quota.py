@@ -16,7 +16,7 @@ from gateway.errors import ClientGone, Phase, UpstreamFailed
 from gateway.exchange import Exchange
 from gateway.isolation import Seeds
 from gateway.jobs import Jobs
-from gateway.quota import Quota, duration, headers, refused, used
+from gateway.quota import Plan, Quota, duration, refused, used
 from gateway.stores import MemoryStore
 from gateway.wire import ENDPOINTS
 from policies.limits import Denied, Kind, Limit, Standing
@@ -113,9 +113,9 @@ def test_headers_are_of_the_tightest_limit_of_each_kind() -> None:
     """A tenant's and its model's limits, of requests and of tokens."""
     wide, narrow = Limit(Kind.REQUESTS, 600, 600), Limit(Kind.REQUESTS, 60, 60, "m")
     tokens = Limit(Kind.TOKENS, 1000, 1000)
-    told = headers(
-        [Standing(wide, 10, 590, 1_000_000), Standing(narrow, 55, 5, 55_000_000), Standing(tokens, 1, 999, 60_000)]
-    )
+    account = MemoryStore(lambda: 0).account("t", [wide, narrow, tokens, Limit(Kind.REQUESTS, 1, 1, "other")], None)
+    assert account.take([(0, wide.cost(10)), (1, narrow.cost(55)), (2, tokens.cost(1))]) is None
+    told = Plan(account).of("m").headers()
     assert told == [
         (b"x-ratelimit-limit-requests", b"60"),
         (b"x-ratelimit-remaining-requests", b"5"),

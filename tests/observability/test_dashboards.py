@@ -93,6 +93,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("prometheus")
     with ExitStack() as stack:
         engines = [emulating(stack, folder, "--model=m", "--engine=llama-3-8b-h100") for _ in range(2)]
+        engines.append(emulating(stack, folder, "--model=m", "--fault=429:1@0.5"))
         service = started(stack, folder, configuration(engines), salt="x" * 32)
         rules = yaml.safe_load(FILE.read_text())
         for group in rules["groups"]:
@@ -110,11 +111,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def configuration(engines: list[str]) -> dict[str, Any]:
-    """Objectives that some requests miss, a backend that is not there, a queue that is soon full, a collector."""
-    dead = "http://127.0.0.1:9"
+    """Objectives that some requests miss, a backend that is often busy, a queue that is soon full, no collector."""
     pools = {
-        "good": {"engine": "vllm", "backends": [{"url": url} for url in engines]},
-        "torn": {"engine": "vllm", "backends": [{"url": dead}, {"url": engines[0]}], "routing": "round_robin"},
+        "good": {"engine": "vllm", "backends": [{"url": url} for url in engines[:2]]},
+        "torn": {"engine": "vllm", "backends": [{"url": engines[2]}, {"url": engines[0]}], "routing": "round_robin"},
         "full": {"engine": "vllm", "backends": [{"url": engines[1], "concurrency": 1}]},
     }
     models = {

@@ -199,3 +199,36 @@ async def test_residency_is_kept() -> None:
             assert (await house.ask(chat(BEARER))).status == 200
             assert b.hits == 1
             assert not house.remains()
+
+
+async def test_nobody_of_a_region_is_served_elsewhere() -> None:
+    """However often, and whoever is idle there; other tenants are served anywhere."""
+    tenants = {"t": {"keys": [{"sha256": DIGEST}], "residency": ["eu"]}}
+    async with Fake(healthy) as a, Fake(healthy) as b:
+        config = pool(a.url, b.url, tenants=tenants, routing="round_robin")
+        first, second = config["pools"]["p"]["backends"]
+        first["region"], second["region"] = "eu", "us"
+        async with House(config, [a, b]) as house:
+            for _ in range(4):
+                assert (await house.ask(chat(BEARER))).status == 200
+            assert (a.hits, b.hits) == (4, 0)
+            del tenants["t"]["residency"]
+            apply(house, config)
+            for _ in range(4):
+                assert (await house.ask(chat(BEARER))).status == 200
+            assert b.hits == 2
+            assert not house.remains()
+
+
+async def test_a_decision_that_was_made_is_carried_out() -> None:
+    """Who waits gets a place, and before it wakes up the backend of that place is taken out: it is served there."""
+    gate = Gate()
+    async with Fake(gate.script) as a, Fake(healthy) as b, House(pool(a.url, concurrency=1), [a, b]) as house:
+        running, queued = await begun(house), await waiting(house)
+        apply(house, pool(a.url, concurrency=2))
+        apply(house, pool(b.url))
+        await house.eventually(lambda: a.hits == 2, "it goes where it was sent")
+        gate.open.set()
+        assert [answer.status for answer in await ended(house, running, queued)] == [200, 200]
+        assert b.hits == 0
+        assert not house.remains()

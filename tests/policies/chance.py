@@ -155,7 +155,7 @@ class Chance:
 
     def _view(self, name: str) -> BackendView:
         rng = self.rng
-        kv = rng.choice((None, 50_000, 200_000))
+        kv = rng.choice((None, 15_000, 200_000))
         used = rng.choice((None, None, kv // 3)) if kv else None
         return BackendView(name, 0, rng.choice((1, 3, 256)), kv, used, rng.choice((1.0, 0.5)))
 
@@ -187,4 +187,4 @@ def digest(steps: int) -> str:
 
 
 if __name__ == "__main__":
-    print(digest(int(sys.argv[1]) if len(sys.argv) > 1 else 300))
+    sys.stdout.write(digest(int(sys.argv[1]) if len(sys.argv) > 1 else 300) + "\n")

@@ -1,5 +1,6 @@
 """`python -m tests.policies.mutant MODULE`, with OLD and NEW on standard input, a NUL between them: runs the random
-worlds with that module of the policies changed, and fails as soon as one of them breaks a promise."""
+worlds and the scenes of `test_scheduler` with that module of the policies changed, and fails at the first broken
+promise."""
 
 from __future__ import annotations
 
@@ -43,9 +44,20 @@ def main() -> None:
     sys.meta_path.insert(0, Changing(f"policies.{sys.argv[1]}"))
     from tests.policies.chance import PLANS, Chance
 
-    for steps in (60, 150, 300):
+    for steps in (60, 150):
         for plan in PLANS:
             Chance(replace(plan, seed=plan.seed + steps)).run(steps)
+        if steps == 60:
+            scenes()
+
+
+def scenes() -> None:
+    """The rules one by one."""
+    from tests.policies import test_scheduler
+
+    for name, test in vars(test_scheduler).items():
+        if name.startswith("test_"):
+            test()
 
 
 if __name__ == "__main__":

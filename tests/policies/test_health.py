@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.health import Found, Health, HealthRules, State
+from policies.health import Health
+from policies.verdicts import Found, HealthRules, State
 
 RULES = HealthRules()
 NAMES = ("a", "b", "c", "d")
@@ -173,6 +174,27 @@ def test_the_cap_does_not_hold_for_probes() -> None:
     health.probed("d", True, 0.0)
     health.probed("d", True, 0.0)
     assert [name for name, verdict in health.verdicts(0.0).items() if verdict.open] == ["d"]
+
+
+def test_silence_everywhere_at_once_is_not_believed() -> None:
+    """It is our own network or machine, most likely. Of one backend it is believed, of refusals always."""
+    health = pool(probed=True)
+    for name in NAMES:
+        health.probed(name, False, 0.0, silent=True)
+    assert all(verdict.open and verdict.state is State.DOWN for verdict in health.verdicts(0.0).values())
+    for name in "ab":
+        health.probed(name, True, 0.1)
+    assert all(verdict.open for verdict in health.verdicts(0.1).values())  # the first good probe shuts nobody out
+    for name in "ab":
+        health.probed(name, True, 0.1)
+    assert [verdict.open for verdict in health.verdicts(0.1).values()] == [True, True, False, False]
+    for name in NAMES:
+        for _ in range(3):
+            health.probed(name, False, 0.2)
+    assert not any(verdict.open for verdict in health.verdicts(0.2).values())
+    alone = pool(1, probed=True)
+    alone.probed("a", False, 0.0, silent=True)
+    assert not alone.verdicts(0.0)["a"].open
 
 
 def test_unknown_backends_serve_only_while_nobody_better_does() -> None:

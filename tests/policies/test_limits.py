@@ -137,6 +137,14 @@ def test_a_burst_of_requests_fits_whatever_the_rate() -> None:
         assert sum(book.take([(0, limit.cost(1))], 0) is None for _ in range(amount + 5)) == amount
 
 
+def test_tokens_that_cost_less_than_a_microsecond_are_not_rounded_away() -> None:
+    """One by one no more of them fit than together."""
+    for amount in (40_000_000, 59_999_999, 900_000_000):
+        limit = Limit(Kind.TOKENS, amount, 100)
+        book = Book([limit])
+        assert sum(book.take([(0, limit.cost(1))], 0) is None for _ in range(300)) <= 100
+
+
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 8))
 def test_requests_at_once_never_pass_their_number(steps: list[bool], most_at_once: int) -> None:
     """Each that ends makes room for one."""

@@ -30,7 +30,7 @@ from policies.types import (
 
 RATE = 10_000.0  # tokens per second, of Rules
 PATIENT = replace(INTERACTIVE, max_queued=10_000, max_queued_tokens=1 << 40, max_wait_s=1e6)
-LATER = replace(BATCH, max_wait_s=1e6)
+LATER = replace(BATCH, max_wait_s=1e6, ceiling=0.5, kv_ceiling=0.6)
 
 
 class Scene:
@@ -267,7 +267,7 @@ def test_whoever_returns_has_saved_nothing_up() -> None:
 
 
 def test_a_flood_above_leaves_batch_its_floor() -> None:
-    """Interactive work could use everything; batch still gets a twentieth of the tokens, and no more than it is owed."""
+    """Interactive work could use everything; batch still gets a twentieth of the tokens, and no more than that."""
     scene = Scene(2, classes=[PATIENT, replace(LATER, floor=0.05)])
     for _ in range(50):
         scene.submit(2000, class_="batch", output_tokens=0, streamed=False)
@@ -419,10 +419,14 @@ def test_an_explanation_changes_nothing() -> None:
     running, _ = scene.submit(8000)
     scene.now = 0.8
     scene.first(running)
-    before = (scene.scheduler.next_deadline(), scene.scheduler._rng.getstate(), scene.scheduler.statistics(0.8))
+    before = (scene.scheduler.next_deadline(), scene.scheduler._choice._rng.getstate(), scene.scheduler.statistics(0.8))
     job = scene.job(3000)
     explained = scene.scheduler.explain(job, 0.8)
-    assert before == (scene.scheduler.next_deadline(), scene.scheduler._rng.getstate(), scene.scheduler.statistics(0.8))
+    assert before == (
+        scene.scheduler.next_deadline(),
+        scene.scheduler._choice._rng.getstate(),
+        scene.scheduler.statistics(0.8),
+    )
     assert scene.submit(3000)[1] == explained.backend
 
 

@@ -212,7 +212,8 @@ class World:
         for _ in range(0 if self.plan.tardy else 10_000):
             deadline = self.primary.next_deadline()
             stop = until if deadline is None else min(until, deadline)
-            if "eager" in self.all and not self._reserved:
+            # who has no waiters need not know at once that a peer has fallen silent, and so does not ask to be woken
+            if "eager" in self.all and not self._reserved and (self.waiting or not self.heard):
                 for share in sorted(self.whims.random() for _ in range(2)):
                     found = self.all["eager"].due(self.now + share * (stop - self.now))
                     assert found == [], f"{found} before {deadline}, at {self.now}"
@@ -440,7 +441,7 @@ class World:
         for backend in scheduler._pool.backends.values():
             assert (backend.running, backend.in_flight, backend.kv, backend.streams) == (0, 0, 0, 0)
             assert backend.in_flight_s == 0.0 and backend.marks == [] and backend.unwatched_since is not None
-        assert scheduler._slots == {}
+        assert scheduler._running.slots == {}
         assert all(ticket.job.class_ == "never" for ticket in scheduler._room.tickets.values())
         for name in ("interactive", "batch"):
             tier = scheduler._room.tiers[name]
@@ -543,7 +544,7 @@ class World:
         return job.candidates is not None or bool(job.tried)
 
     def _prefilling(self, run: Run) -> bool:
-        slot = self.primary._slots[run.job.id]
+        slot = self.primary._running.slots[run.job.id]
         return slot.prefilling
 
     def _left_queue(self, job: Job) -> None:
@@ -559,7 +560,7 @@ class World:
                 self.idle_since[name] = self.now
 
     def _forget(self, gateway: str) -> None:
-        if gateway not in self.primary._pool._heard:
+        if gateway not in self.primary._pool.heard:
             del self.peers[gateway], self.heard[gateway]
 
     def _order(self, views: Sequence[BackendView]) -> list[str]:
@@ -608,5 +609,4 @@ class World:
 
 def _reserves(scheduler: Scheduler) -> bool:
     waiting = [ticket for ticket in scheduler._room.tickets.values() if ticket.job.class_ != "never"]
-    alone = len(waiting) == 1
-    return any(each.waited_for is Wait.PEER or (each.waited_for is Wait.ROOM and not alone) for each in waiting)
+    return any(each.waited_for is Wait.PEER for each in waiting)
