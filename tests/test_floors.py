@@ -55,7 +55,7 @@ loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
-loadtests: capacity decision crowd faultrelay
+loadtests: capacity decision crowd faultrelay trickle
 loadtests: chaos rollout
 gateway: demo emulate keys logview
 gateway: adminport

@@ -53,6 +53,9 @@ def test_it_follows_until_it_is_stopped(gateway: Service) -> None:
     ours, theirs = pty.openpty()
     environ = os.environ | {"HEADRACE_ADMIN_TOKEN": TOKEN, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": "50"}
     command = [sys.executable, "-m", "gateway.cli", "top", "--admin", gateway.admin]
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # who runs in the background would pass on that it is ignored
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
     os.close(theirs)
     said, deadline = b"", time.monotonic() + 60
