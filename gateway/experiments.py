@@ -106,7 +106,7 @@ ADVICE = {
                 "itl kept by 99 %, goodput not lower",
             ),
             Experiment(
-                "State the objective (`slo.itl`), so that the gate keeps prefills off streams that cannot afford them.",
+                "Tighten `slo.itl`: the gate then keeps prefills off streams that cannot afford them.",
                 "first tokens wait longer",
                 "itl kept by 99 %, goodput not lower",
             ),

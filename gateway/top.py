@@ -28,7 +28,7 @@ FIGURES = (
     ("refused_s", "refused/s", "{:.1f}"),
     ("loop_lag_p99_ms", "loop late p99", "{:.1f} ms"),
 )
-COLOURS = {"up": "green", "new": "yellow", "trial": "yellow", "draining": "yellow"}
+COLOURS = {"up": "green", "new": "yellow", "trial": "yellow", "draining": "yellow", "resting": "yellow"}
 BAR = 12  # cells
 SPARKS = " ▁▂▃▄▅▆▇█"
 WAIT_S = 30.0  # for the next event, on a machine that does something else
