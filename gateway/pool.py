@@ -104,8 +104,9 @@ class Pool:
             self.health.leave(backend.name)
             self.tallies.pop(backend.name, None)  # what still runs there is counted by itself
             self._told.pop(backend.name, None)
+        judged = self.probed or self.health.rules.eject  # where nobody judges, nobody holds back either
         for name in self.backends.keys() - before.keys():
-            self.health.enter(name, now, probed=self.probed, cold=bool(before))
+            self.health.enter(name, now, probed=self.probed, cold=bool(before) and judged)
         self._views = {name: self._views.get(name, BackendView(name, concurrency=MOST)) for name in self.backends}
         self.shares = {name: share for name, share in self.shares.items() if name in self.backends}
         self.eligible.observe(self.backends.values())

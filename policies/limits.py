@@ -100,6 +100,12 @@ class Tally:
         """As a cost. More than the room where more was used than had been asked for."""
         return max(0, self._mark - now) if self.limit.drains else self._mark
 
+    def become(self, limit: Limit, now: int) -> None:
+        """Go on under another limit of the same kind: as many requests or tokens are used of it."""
+        used = converted(self.used(now), self.limit, limit)
+        self.limit = limit
+        self.set(used, now)
+
     def set(self, used: int, now: int) -> None:
         """It is known from elsewhere what is used."""
         self._mark = now + used if self.limit.drains else used
@@ -151,8 +157,10 @@ class Book:
         return None
 
     def give(self, index: int, cost: int, now: int) -> None:
-        """Part of a charge comes back; what is less than nothing is charged on top."""
-        self._tallies[index].add(-cost, now)
+        """Part of a charge comes back; what is less than nothing is charged on top. The charge is one under this
+        book's limits, whatever they have become since."""
+        tally = self._tallies[index]
+        tally.add(-converted(cost, self.limits[index], tally.limit), now)
 
     def standing(self, index: int, now: int) -> Standing:
         """How a limit stands."""
@@ -160,12 +168,14 @@ class Book:
         return standing(tally.limit, tally.limit.room - tally.used(now), tally.used(now))
 
     def inherit(self, other: Book, now: int) -> None:
-        """Go on from what another book has of the same kinds and models, as when the limits change."""
+        """Go on with what another book has of the same kinds and models, as when the limits change. Both have these
+        tallies from now on: what was charged by the other one still comes back there."""
         before = {(tally.limit.kind, tally.limit.model): tally for tally in other._tallies}
-        for tally in self._tallies:
-            old = before.get((tally.limit.kind, tally.limit.model))
-            if old is not None:
-                tally.set(converted(old.used(now), old.limit, tally.limit), now)
+        for index, limit in enumerate(self.limits):
+            tally = before.get((limit.kind, limit.model))
+            if tally is not None:
+                tally.become(limit, now)
+                self._tallies[index] = tally
 
 
 def standing(limit: Limit, free: int, reset_us: int) -> Standing:
@@ -177,4 +187,4 @@ def standing(limit: Limit, free: int, reset_us: int) -> Standing:
 
 def converted(cost: int, old: Limit, new: Limit) -> int:
     """A cost at another rate: the same requests or tokens."""
-    return cost * old.amount // new.amount if old.drains else cost
+    return cost * old.amount // new.amount if old.drains and old.amount != new.amount else cost

@@ -178,6 +178,26 @@ async def test_what_was_learned_outlives_a_reload() -> None:
         assert not house.remains()
 
 
+async def test_other_limits_get_back_what_was_held_under_those_before() -> None:
+    """A place that was taken before the change is free when its stream ends, and its rates are settled."""
+    gate = Gate()
+    async with Fake(gate.script) as fake:
+        limits = {"requests_per_minute": 60, "tokens_per_minute": 6000, "concurrent": 1}
+        config = pool(fake.url, tenants={"t": {"keys": [{"sha256": DIGEST}], "limits": limits}})
+        async with House(config, [fake]) as house:
+            running = await begun(house, BEARER)
+            limits |= {"tokens_per_minute": 12_000, "concurrent": 2}
+            apply(house, config)
+            held = {str(each.limit.kind): each.used for each in house.gateway.quota.usage()["t"]}
+            assert held["concurrent"] == 1
+            gate.open.set()
+            await ended(house, running)
+            await house.eventually(lambda: not house.remains(), "it has left")
+            left = {str(each.limit.kind): each.used for each in house.gateway.quota.usage()["t"]}
+            assert left["concurrent"] == 0
+            assert left["tokens"] < min(50, held["tokens"])
+
+
 async def test_residency_is_kept() -> None:
     """Retries included: a tenant of one region is served there or not at all, whoever else could."""
     tenants = {"t": {"keys": [{"sha256": DIGEST}], "residency": ["eu"]}}

@@ -185,6 +185,27 @@ def test_a_changed_limit_goes_on_from_what_was_used() -> None:
     assert after.standing(1, 0).used == 0
 
 
+def test_what_was_charged_before_a_change_comes_back_after_it() -> None:
+    """Places and rates, over several changes; a limit that was away meanwhile knows of nothing."""
+    places, rate = Limit(Kind.CONCURRENT, 2), Limit(Kind.TOKENS, 100, 100)
+    first = Book([places, rate])
+    assert first.take([(0, 1), (1, rate.cost(60))], 0) is None
+    second, third = Book([Limit(Kind.TOKENS, 200, 200), Limit(Kind.CONCURRENT, 5)]), Book([Limit(Kind.CONCURRENT, 1)])
+    second.inherit(first, 0)
+    assert (second.standing(0, 0).used, second.standing(1, 0).used) == (60, 1)
+    first.give(1, rate.cost(50), 0)
+    assert second.standing(0, 0).used == 10
+    third.inherit(second, 0)
+    first.give(0, 1, 0)
+    assert third.standing(0, 0).used == 0
+    assert third.take([(0, 1)], 0) is None
+    fourth, fifth = Book([]), Book([places])
+    fourth.inherit(third, 0)
+    fifth.inherit(fourth, 0)
+    third.give(0, 1, 0)
+    assert fifth.standing(0, 0).used == 0
+
+
 def test_of_several_refusals_the_longest_is_told() -> None:
     """Who waits for it has waited for the others."""
     one, two = Limit(Kind.REQUESTS, 60, 1), Limit(Kind.TOKENS, 60, 10)
