@@ -15,7 +15,7 @@ from tests.console.conftest import FLAGS, TOKEN, busy, gateway_for, load
 from tests.service import Service
 
 DIR = Path(__file__).parents[2] / "docs" / "images"
-LOADED_S = 60.0
+LOADED_S = 45.0
 
 
 def opened(browser: Browser, service: Service, width: int, height: int, scheme: str) -> Page:
