@@ -84,12 +84,12 @@ def raised(stack: ExitStack, folder: Path) -> Stack:
         admins.append(up.announced["admin"])
     nginx = _moved("nginx.conf", folder, places | {"listen 8080": f"listen 127.0.0.1:{ports['balancer']}"})
     nginx.write_text(_private(nginx.read_text()))
-    serve("balancer", _tool("nginx"), "-p", str(folder), "-c", str(nginx), "-e", "stderr", "-g", "daemon off;")
+    serve("balancer", tool("nginx"), "-p", str(folder), "-c", str(nginx), "-e", "stderr", "-g", "daemon off;")
     shutil.copy(RULES, folder)
     _moved("prometheus.yml", folder, places | {"5s": "1s"})
     told = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
     told += [f"--web.listen-address=127.0.0.1:{ports['prometheus']}", "--enable-feature=exemplar-storage"]
-    serve("prometheus", _tool("prometheus"), *told)
+    serve("prometheus", tool("prometheus"), *told)
     api = f"http://127.0.0.1:{ports['balancer']}"
     ports["load"] = ports["balancer"]
     serve("load", sys.executable, "-m", "loadtests.trickle", api, "--model", MODEL)
@@ -113,7 +113,7 @@ def _private(nginx: str) -> str:
     return f"{user}pid nginx.pid;\n" + nginx.replace("access_log off;", f"access_log off; {paths}")
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     """A program under .cache, or on the path."""
     places = f"{ROOT}/.cache/{name}/usr/bin:{ROOT}/.cache/{name}/usr/sbin:{PATH}"
     found = shutil.which(name, path=places)

@@ -1,4 +1,4 @@
-"""The stack: of processes for real, with `make test-observability`; of containers as far as its files go."""
+"""The stack: of processes for real, where nginx and Prometheus are; of containers as far as its files go."""
 
 from __future__ import annotations
 
@@ -16,18 +16,29 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.stack import KEY, MODEL
+from deploy.stack import KEY, MODEL, tool
 from gateway.config import parse
+from gateway.processes import StartFailed
 from tests.observability.tools import NEEDED, ROOT
 
 DIR = ROOT / "deploy" / "compose"
 COMPOSE: dict[str, Any] = yaml.safe_load((DIR / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = {name: told for name, told in SERVICES.items() if told["image"] == "headrace"}
-slow = pytest.mark.skipif(not NEEDED, reason="slow: make test-observability")
 
 
-@slow
+@pytest.fixture
+def programs() -> None:
+    """Without them the stack cannot be: skips, or fails where they are needed."""
+    for name in ("prometheus", "nginx"):
+        try:
+            tool(name)
+        except StartFailed as error:
+            assert not NEEDED, error
+            pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("programs")
 @pytest.mark.timeout(300)
 def test_the_stack_comes_up_whole_and_goes_without_a_trace() -> None:
     """Every check holds, and every process that it started has ended."""
@@ -39,7 +50,7 @@ def test_the_stack_comes_up_whole_and_goes_without_a_trace() -> None:
     assert not left()
 
 
-@slow
+@pytest.mark.usefixtures("programs")
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_the_stack() -> None:
     """As a terminal does it: the signal goes to all of its processes at once."""
