@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from random import Random
 from secrets import token_hex
@@ -39,6 +40,7 @@ from gateway.metrics import Family, Gauge
 from gateway.models import Models
 from gateway.proxy import proxy
 from gateway.quota import Quota
+from gateway.roster import Search
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
@@ -107,7 +109,7 @@ class Gateway:
         if self.tracer is not None:
             await self.tracer.__aenter__()
         await self.fleet.__aenter__()
-        self._plan(self.settings)
+        self._plan(self.settings, assembly.searches(self.settings, self._rng))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -128,9 +130,10 @@ class Gateway:
 
     def apply(self, settings: Config) -> None:
         """What begins from now on is judged by `settings`. Whatever is under way keeps its place: running answers,
-        queues, what was learned, connections. A pool that is not named any more serves those who began before."""
-        before = self.generation
-        now = assembly.generation(before.number + 1, settings, self._created, self._used)
+        queues, what was learned, connections. A pool that is not named any more serves those who began before. Raises
+        OSError or Undiscoverable, and changes nothing, where backends cannot be looked for as `settings` say."""
+        searches = assembly.searches(settings, self._rng)
+        now = assembly.generation(self.generation.number + 1, settings, self._created, self._used)
         pools = self.dispatcher.pools
         assembly.fit(pools, settings, self.clock, self._rng)
         self.dispatcher.jobs.reseed(assembly.seeds(settings))
@@ -139,12 +142,13 @@ class Gateway:
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
-        self._plan(settings)
+        self._plan(settings, searches)
         if self._tidying is None:
             self._tidy()
 
-    def _plan(self, settings: Config) -> None:
-        self.fleet.plan(assembly.plans(settings), assembly.found(settings), assembly.searches(settings, self._rng))
+    def _plan(self, settings: Config, searches: Mapping[str, Search]) -> None:
+        make = partial(assembly.backend, settings)
+        self.fleet.plan(assembly.plans(settings), assembly.found(settings), searches, make)
 
     def _tidy(self) -> None:
         """Pools go when everybody has left who began while a configuration named them."""
@@ -165,7 +169,7 @@ class Gateway:
         return "draining" if self.leaving or self.draining else ""
 
     def metrics(self) -> Iterator[Family]:
-        """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
+        """What each part tells of itself, when somebody scrapes."""
         yield from self.telemetry.metrics(self.dispatcher.alive())
         yield from self.dispatcher.metrics()
         yield from self.dispatcher.costs()
