@@ -8,8 +8,9 @@ NODE_STAMP := $(NODE)/node_modules/.ready
 
 PROMETHEUS := .cache/prometheus/usr/bin/prometheus
 ROTEL := .cache/rotel/bin/python
+NGINX := .cache/nginx/usr/sbin/nginx
 
-.PHONY: demo test test-observability check fmt bench bench-peers chaos soak eval replay dashboards node-client lock clean
+.PHONY: demo test test-observability test-console stack image check fmt bench bench-peers chaos soak eval replay dashboards node-client lock clean
 
 demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -19,6 +20,15 @@ test: $(STAMP) node-client check    ## everything: lint, types, tests
 
 test-observability: $(STAMP) $(PROMETHEUS) $(ROTEL)  ## rules, dashboards and traces on a real Prometheus and collector
 	@HEADRACE_OBSERVABILITY=1 $(BIN)/pytest tests/observability tests/faults/test_met.py tests/faults/test_trc.py
+
+test-console: $(STAMP)  ## the console in a real Chromium (which has to be on the path)
+	@HEADRACE_CONSOLE=1 $(BIN)/pytest tests/console
+
+stack: $(STAMP) $(PROMETHEUS) $(NGINX)  ## two gateways, a balancer, Valkey, Prometheus, two backends, a little load (CHECK=1 asks and ends)
+	@$(BIN)/python -m deploy.stack $(if $(CHECK),--check)
+
+image:                  ## the container image, with docker, podman or buildah
+	@sh .ci/image
 
 dashboards: $(STAMP)    ## make the rules and the dashboards under deploy/ anew
 	@$(BIN)/python -m deploy.prometheus.build
@@ -56,6 +66,7 @@ eval: $(STAMP)          ## simulate the evaluation (hours; goes on where it was)
 lock:                   ## compile the hashed requirements anew (needs uv)
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url -q -o requirements.txt
 	uv pip compile pyproject.toml --universal --python-version 3.11 --extra dev --generate-hashes --no-header --no-emit-index-url -q -o requirements-dev.txt
+	echo "hatchling>=1.27" | uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url -q -o deploy/docker/requirements-build.txt
 
 clean:
 	rm -rf .venv
@@ -71,6 +82,9 @@ $(STAMP): requirements-dev.txt pyproject.toml
 
 $(PROMETHEUS):
 	@sh .ci/prometheus
+
+$(NGINX):
+	@sh .ci/nginx
 
 $(ROTEL):
 	@"$(PYTHON)" -m venv .cache/rotel

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -19,24 +19,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import assembly, wire
+from gateway import assembly, page, wire
 from gateway.answers import openai_error
-from gateway.dispatch import Dispatcher
+from gateway.board import Board, Shown
 from gateway.errors import INVALID_REQUEST, UNKNOWN_URL, GatewayError, Refused
 from gateway.exchange import Exchange
 from gateway.exposition import content_type, exposed
-from gateway.fleet import Fleet
+from gateway.feed import Events, Feed
 from gateway.fleetadmin import change, listed
-from gateway.generation import Generation
 from gateway.ledger import Ledger, as_csv, iso
 from gateway.metrics import Family
 from gateway.overview import overview
 from gateway.problem import document
-from gateway.quota import Quota
 from gateway.reload import Reloader, Report
-from gateway.reply import Clock
 from gateway.units import instant
-from gateway.vitals import Vitals
 
 MAX_BODY = 8 * 2**20  # of a request to be explained
 LAST = 2**40  # seconds: later than anything
@@ -52,19 +48,10 @@ class Named(msgspec.Struct):
     pool: str | None = None
 
 
-class Subject(Protocol):
+class Subject(Shown, Protocol):
     """What is administered."""
 
-    generation: Generation
-    dispatcher: Dispatcher
-    quota: Quota
     ledger: Ledger
-    fleet: Fleet
-    clock: Clock
-    vitals: Vitals
-
-    @property
-    def active(self) -> Collection[Exchange]: ...
 
     def not_ready(self) -> str: ...
     def metrics(self) -> Iterable[Family]: ...
@@ -76,6 +63,8 @@ class Admin:
     def __init__(self, subject: Subject, reloader: Reloader) -> None:
         self._subject = subject
         self._reloader = reloader
+        board = Board(subject, time.time)
+        self.feed = Feed(lambda: _write(board.look()))
 
     def application(self) -> Starlette:
         """The ASGI application of the admin port."""
@@ -92,6 +81,9 @@ class Admin:
                 Route("/admin/usage", self._guarded(self.usage)),
                 Route("/admin/config", self._guarded(self.config)),
                 Route("/admin/reload", self._guarded(self.reload), methods=["POST"]),
+                Route("/admin/live", self._guarded(self.live)),
+                Route("/admin/recent/{number:int}", self._guarded(self.recent)),
+                *page.routes(),
             ],
             exception_handlers={GatewayError: _refused},
         )
@@ -175,6 +167,17 @@ class Admin:
         report = await self._reloader.reload("admin")
         return _json(_outcome(report), 422 if report.problems else 200)
 
+    async def live(self, _: Request) -> Response:
+        """`GET /admin/live`: what the console shows, as one server-sent event a second."""
+        if self.feed.full:
+            return _told(503, "Too many watch already, or the gateway stops.", "too_many_viewers")
+        return Events(self.feed)  # type: ignore[return-value]  # any ASGI application is answer enough
+
+    async def recent(self, request: Request) -> Response:
+        """`GET /admin/recent/NUMBER`: one slow or failed request with its timeline and the decisions about it."""
+        seen = self._subject.telemetry.recent.find(request.path_params["number"])
+        return _json(seen) if seen is not None else _told(404, "It is not kept any more.", "not_found")
+
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             token = self._subject.generation.settings.server.admin_token
@@ -223,6 +226,6 @@ async def _refused(_: Request, error: Exception) -> Response:
     return Response(body, row.status, media_type="application/json")
 
 
-def _told(status: int, message: str) -> Response:
-    body = openai_error("invalid_request_error", "admin_token_required", message)
-    return Response(body, status, media_type="application/json", headers={"www-authenticate": "Bearer"})
+def _told(status: int, message: str, code: str = "admin_token_required") -> Response:
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    return Response(openai_error("invalid_request_error", code, message), status, headers, "application/json")

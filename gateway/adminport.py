@@ -21,9 +21,7 @@ def asked(
 ) -> dict[str, Any]:
     """What the gateway answers at `what`. Its address and token are those of its file; without one the token is that of
     the environment. Raises ClickException with what to do."""
-    url, token = _address(path) if path is not None else (ADMIN, None)
-    url, token = (admin or url).rstrip("/"), token or os.environ.get(TOKEN, "")
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+    url, headers = reached(path, admin)
     try:
         answer = httpx.request(method, f"{url}{what}", headers=headers, json=told, timeout=10, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -36,6 +34,13 @@ def asked(
         raise click.ClickException(f"{url} answers {answer.status_code}. Is it the admin port (server.admin)?")
     found: dict[str, Any] = answer.json()
     return found
+
+
+def reached(path: Path | None, admin: str | None) -> tuple[str, dict[str, str]]:
+    """The URL of the admin port, and the headers that open it."""
+    url, token = _address(path) if path is not None else (ADMIN, None)
+    token = token or os.environ.get(TOKEN, "")
+    return (admin or url).rstrip("/"), {"authorization": f"Bearer {token}"} if token else {}
 
 
 def _address(path: Path) -> tuple[str, str | None]:

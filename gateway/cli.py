@@ -15,12 +15,14 @@ from gateway.backends import backends
 from gateway.demo import demo
 from gateway.descriptors import NoRoom
 from gateway.discovery import Undiscoverable
+from gateway.doctor import doctor
 from gateway.emulate import emulate
 from gateway.given import given
 from gateway.keys import keys
 from gateway.logview import logs
 from gateway.serve import serve as serve_gateway
 from gateway.tenants import tenants
+from gateway.top import top
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -41,11 +43,13 @@ def main() -> None:
 
 
 main.add_command(demo)
+main.add_command(doctor)
 main.add_command(emulate)
 main.add_command(backends)
 main.add_command(keys)
-main.add_command(tenants)
 main.add_command(logs)
+main.add_command(tenants)
+main.add_command(top)
 
 
 @main.command()

@@ -10,23 +10,37 @@ from gateway.backend import Backend
 from gateway.errors import INVALID_REQUEST, Refused
 from gateway.fleet import Fleet
 from gateway.roster import Roster
+from policies.types import BackendStatistics
 
 Make = Callable[[str, str], Backend]  # of a pool's name and a URL
 
 
 def listed(fleet: Fleet, now: float) -> list[dict[str, Any]]:
     """Every backend of every pool."""
-    return [
-        _shown(roster, backend, state, now)
-        for roster in fleet.rosters.values()
-        for backend, state in roster.states(now)
-    ]
+    found = []
+    for roster in fleet.rosters.values():
+        loads = roster.pool.statistics().backends
+        room = {view.name: view.concurrency for view in roster.views(now)}
+        for backend, state in roster.states(now):
+            told = _shown(roster, backend, state, now)
+            found.append(told | _loaded(roster, loads.get(backend.name)) | {"concurrency": room[backend.name]})
+    return found
+
+
+def _loaded(roster: Roster, load: BackendStatistics | None) -> dict[str, Any]:
+    """What the gateway itself counts there."""
+    return {
+        "running": load.running if load is not None else 0,
+        "gate": load.gate if load is not None else "closed",
+        "uncached_tokens": load.in_flight_tokens if load is not None else 0,
+        "uncached_budget": roster.pool.scheduler.rules.budget_tokens,
+        "held_tokens": load.kv_tokens if load is not None else 0,
+    }
 
 
 def _shown(roster: Roster, backend: Backend, state: str, now: float) -> dict[str, Any]:
     member = roster.members.get(backend.name)
     sight = member.watch.sight if member is not None else None
-    load = roster.pool.statistics().backends.get(backend.name)
     lacks = roster.pool.eligible.lacks(backend.name)
     why = sight.why if sight is not None else ""
     signals = sight.signals if sight is not None else None
@@ -35,8 +49,6 @@ def _shown(roster: Roster, backend: Backend, state: str, now: float) -> dict[str
         "backend": backend.name,
         "state": state,
         "why": why or (f"does not serve {', '.join(lacks)}" if lacks else ""),
-        "running": load.running if load is not None else 0,
-        "gate": load.gate if load is not None else "closed",
         "region": backend.region,
         "incarnation": sight.incarnation if sight is not None else 0,
         "models": sorted(sight.models) if sight is not None and sight.models is not None else None,

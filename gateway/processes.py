@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import select
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,16 +32,46 @@ class Running:
 
 
 @contextmanager
-def running(module: str, arguments: Sequence[str], log: Path) -> Iterator[Running]:
+def running(module: str, arguments: Sequence[str], log: Path, **environ: str) -> Iterator[Running]:
     """`python -m module arguments` until the block ends; what it says on stderr goes to `log`. Raises StartFailed."""
     with log.open("wb") as stderr:
         process = subprocess.Popen(  # noqa: S603 (this interpreter, and a module of ours)
-            [sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=os.environ | environ,
         )
     try:
         yield Running(process, _announced(process, log, " ".join([module, *arguments])))
     finally:
         _end(process)
+
+
+@contextmanager
+def serving(command: Sequence[str], log: Path, port: int, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Any program, until the block ends; ready when it accepts connections at `port` of this machine. What it says goes
+    to `log`. Raises StartFailed."""
+    with log.open("wb") as said:
+        process = subprocess.Popen(  # noqa: S603 (the caller's word)
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=os.environ | environ
+        )
+    try:
+        _accepts(process, log, port)
+        yield process
+    finally:
+        _end(process)
+
+
+def _accepts(process: subprocess.Popen[bytes], log: Path, port: int) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        with socket.socket() as sock:
+            if not sock.connect_ex(("127.0.0.1", port)):
+                return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise StartFailed(f"{process.args!r} did not come up:\n{log.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.05)
 
 
 def _announced(process: subprocess.Popen[bytes], log: Path, name: str) -> dict[str, Any]:
@@ -62,5 +95,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
         break
-    assert process.stdout is not None
-    process.stdout.close()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -7,7 +7,7 @@ from itertools import product
 
 from gateway.errors import Fault
 from gateway.exchange import Exchange, Metered
-from gateway.metrics import BYTES, Counter, Family, Histogram
+from gateway.metrics import BYTES, Counter, Family, Gauge, Histogram
 from gateway.reading import GAP_BOUNDS_S
 from gateway.timeline import Objective, Parts, Verdict, phase, tpot_s
 from policies.types import Usage, Wait
@@ -49,6 +49,9 @@ class RequestMetrics:
             "Requests by objective (ttft, itl, availability) and whether it was met.",
             *(*which, "objective", "result"),
         )
+        self.bounds = Gauge(
+            "headrace_objective_seconds", "What an objective asks for, as configured.", "model", "objective"
+        )
         self.request = Histogram(
             "headrace_request_seconds", "From accept to the last byte, where tokens are made.", *which
         )
@@ -78,13 +81,16 @@ class RequestMetrics:
     def metrics(self) -> Iterator[Family]:
         """All of them."""
         yield from (self.requests, self.tokens, self.refusals, self.cancelled)
-        yield from (self.good, self.misses, self.objectives)
+        yield from (self.good, self.misses, self.objectives, self.bounds)
         yield from (self.request, self.ttft, self.ttft_parts, self.gaps, self.tpot)
         yield from self.oneshot.metrics()
 
     def begin(self, objectives: Mapping[str, Objective], classes: Iterable[str]) -> None:
         """Objectives are told from the start, with nothing met or missed: a rate needs a first value."""
+        self.bounds.values.clear()
         for model, objective in objectives.items():
+            bounds = {"ttft": objective.ttft_s, "itl": objective.itl_s}
+            self.bounds.values.update({(model, name): bound for name, bound in bounds.items() if bound is not None})
             told = {"availability": True, "ttft": objective.ttft_s is not None, "itl": objective.itl_s is not None}
             for key in product((model,), classes, (name for name, there in told.items() if there), RESULTS):
                 self.objectives.values[key] += 0

@@ -66,9 +66,10 @@ async def serve(
     writers = {"json": log.write, "text": lambda line: log.write(as_text(line)), "off": _discard}
     async with Gateway(settings, writers[settings.telemetry.log], log.metrics) as gateway:
         reloader = Reloader(path, gateway, time.time)
+        admin = Admin(gateway, reloader)
         servers = [
             Server(_configuration(api(gateway), settings, _protocol(gateway, ENDPOINTS, room), tls=True)),
-            Server(_configuration(Admin(gateway, reloader).application(), settings, _protocol(gateway, {}, room))),
+            Server(_configuration(admin.application(), settings, _protocol(gateway, {}, room))),
         ]
         reloader.on_change.append(partial(_renew_certificate, servers[0].config))
         tasks = [asyncio.create_task(each.serve([sock])) for each, sock in zip(servers, listeners, strict=True)]
@@ -78,6 +79,7 @@ async def serve(
             async with reloader:
                 await _first(stopped[0].wait(), *tasks)
             await _drain(gateway, stopped[1])
+        admin.feed.close()
         for each in servers:
             each.should_exit = True
         await asyncio.gather(*tasks)

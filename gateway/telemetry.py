@@ -9,6 +9,7 @@ from random import Random
 from gateway.catalog import Tenant
 from gateway.exchange import Exchange
 from gateway.metrics import Family
+from gateway.recent import Recent
 from gateway.requestlog import request_line
 from gateway.requestmetrics import UNKNOWN, PoolMetrics, RequestMetrics
 from gateway.schema import ANY_MODEL, Config
@@ -36,8 +37,9 @@ class Telemetry:
         self._tracer = tracer
         self._wall_clock = wall_clock
         self._rng = rng
-        self._requests = RequestMetrics()
-        self._pools = PoolMetrics()
+        self.requests = RequestMetrics()
+        self.pools = PoolMetrics()
+        self.recent = Recent()
         self._tenants: Collection[str] = ()
         self._objectives: dict[str, Objective] = {}
         self._log_share = 1.0
@@ -50,7 +52,7 @@ class Telemetry:
             OTHER if name == ANY_MODEL else name: Objective(told.slo.ttft, told.slo.itl)
             for name, told in settings.models.items()
         }
-        self._requests.begin(self._objectives, settings.classes)
+        self.requests.begin(self._objectives, settings.classes)
         if self._tracer is not None:
             self._tracer.share = settings.telemetry.sample
             self._tracer.setting = Setting(
@@ -78,15 +80,16 @@ class Telemetry:
         ):
             trace_id = x.trace.text
         usage = x.meter.usage if x.meter is not None else None
-        self._requests.count(x, usage, tenant, spent, judged, (trace_id, wall))
-        self._pools.count(x, usage)
+        self.requests.count(x, usage, tenant, spent, judged, (trace_id, wall))
+        self.pools.count(x, usage)
+        self.recent.note(x, spent, cause, wall)
         if self._log_share >= 1.0 or x.fault or cause or self._rng.random() < self._log_share:
             self._write_log(request_line(x, usage, wall, cause))
 
     def metrics(self, alive: Collection[tuple[str, str]]) -> Iterator[Family]:
         """What is told of requests. Backends that are not `alive`, each by its pool and name, are forgotten."""
-        yield from self._requests.metrics()
-        yield from self._pools.metrics(alive)
+        yield from self.requests.metrics()
+        yield from self.pools.metrics(alive)
 
 
 def _prompt(x: Exchange) -> str:

@@ -24,8 +24,8 @@ class Vitals:
 
     def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._began_at = wall_clock()
-        self._lag = Histogram("headrace_loop_lag_seconds", "How late timers of the event loop come.", bounds=LAG_S)
+        self.began_at = wall_clock()
+        self.lag = Histogram("headrace_loop_lag_seconds", "How late timers of the event loop come.", bounds=LAG_S)
         self._scrape = Histogram(
             "headrace_exposition_seconds", "Time of the event loop that answering a scrape took.", bounds=LAG_S
         )
@@ -48,7 +48,7 @@ class Vitals:
 
     def metrics(self) -> Iterator[Family]:
         """The loop, then what Prometheus' own libraries tell of every process, by the same names."""
-        yield from (self._lag, self._scrape)
+        yield from (self.lag, self._scrape)
         labels = {"version": installed_version(), "python": platform.python_version()}
         yield Gauge("headrace_build_info", "1, with what is running as labels.", *labels).of(
             {tuple(labels.values()): 1}
@@ -57,7 +57,7 @@ class Vitals:
         cpu = Counter("process_cpu_seconds_total", "Processor time used.")
         cpu.values[()] = used.ru_utime + used.ru_stime
         yield cpu
-        yield Gauge("process_start_time_seconds", "When the process began, since the epoch.").of({(): self._began_at})
+        yield Gauge("process_start_time_seconds", "When the process began, since the epoch.").of({(): self.began_at})
         yield Gauge("process_resident_memory_bytes", "Memory in use.").of({(): _resident_bytes()})
         yield Gauge("process_open_fds", "Open file descriptors.").of(
             {(): sum(1 for _ in Path("/proc/self/fd").iterdir())}
@@ -66,7 +66,7 @@ class Vitals:
         yield Gauge("process_max_fds", "Most descriptors that may be open.").of({(): most})
 
     async def _listen(self) -> None:
-        lag = self._lag.child(())
+        lag = self.lag.child(())
         while True:
             due = self._clock() + BEAT_S
             await asyncio.sleep(BEAT_S)

@@ -21,18 +21,21 @@ policies: pool waiting
 policies: choice forecast running
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
-gateway: secret section address yamlfile http1 link exposition redislink vitals
-gateway: poolschema
-gateway: schema errors backend catalog sharedaccount signals discovery
+gateway: samples
+gateway: secret section address yamlfile http1 link exposition redislink vitals facts experiments
+gateway: poolschema hypotheses
+gateway: schema errors backend catalog sharedaccount signals discovery diagnosis
 gateway: consistency exchange isolation sharedstore eligible blame
 gateway: config wire answers dialects reply timeline
-gateway: reading turn jobs pool given errand requestlog spans
+gateway: reading turn jobs pool given errand requestlog spans recent feed page
 gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
 gateway: relay telemetry logs generation ledger roster
 gateway: fleetmetrics
 gateway: fleet
 gateway: fleetadmin
 gateway: client assembly models reload overview
+gateway: pulse
+gateway: board
 gateway: admin
 gateway: proxy
 gateway: app
@@ -53,11 +56,11 @@ loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
-loadtests: capacity decision crowd faultrelay
+loadtests: capacity decision crowd faultrelay trickle
 loadtests: chaos rollout
 gateway: demo emulate keys logview
 gateway: adminport
-gateway: tenants backends
+gateway: tenants backends top doctor
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
