@@ -35,6 +35,7 @@ from gateway.problem import document
 from gateway.quota import Quota
 from gateway.reload import Reloader, Report
 from gateway.reply import Clock
+from gateway.telemetry import Telemetry
 from gateway.units import instant
 from gateway.vitals import Vitals
 
@@ -62,6 +63,7 @@ class Subject(Protocol):
     fleet: Fleet
     clock: Clock
     vitals: Vitals
+    telemetry: Telemetry
 
     @property
     def active(self) -> Collection[Exchange]: ...
@@ -89,6 +91,7 @@ class Admin:
                 Route("/admin/tenants", self._guarded(self.tenants)),
                 Route("/admin/backends", self._guarded(self.backends)),
                 Route("/admin/backends/{action}", self._guarded(self.change_backends), methods=["POST"]),
+                Route("/admin/canary", self._guarded(self.canary)),
                 Route("/admin/usage", self._guarded(self.usage)),
                 Route("/admin/config", self._guarded(self.config)),
                 Route("/admin/reload", self._guarded(self.reload), methods=["POST"]),
@@ -153,6 +156,10 @@ class Admin:
             raise Refused(INVALID_REQUEST, f"The body names a backend: {error}.") from error
         make = partial(assembly.backend, subject.generation.settings)
         return _json(change(subject.fleet, action, told.pool, told.url, make, subject.clock()))
+
+    async def canary(self, _: Request) -> Response:
+        """`GET /admin/canary`: how each canary compares with what it would replace, as far as this process saw."""
+        return _json({"canaries": self._subject.telemetry.versions.told()})
 
     async def usage(self, request: Request) -> Response:
         """`GET /admin/usage[?from=TIME][&to=TIME][&by=hour][&format=csv]`: what tenants used of which models, in whole

@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import answers, assembly
+from gateway import answers, assembly, entitled
 from gateway.client import Buffers, Client
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
@@ -66,9 +66,9 @@ class Gateway:
         """`log` takes the lines of requests; `also` yields the metrics of what lies around the gateway."""
         self._also = also
         self.clock = time.monotonic
-        jobs = Jobs(assembly.seeds(settings))
+        jobs = Jobs(entitled.seeds(settings))
         self.dispatcher = Dispatcher(jobs, self.clock)
-        self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
+        self.quota = Quota(assembly.store(settings, self.clock), entitled.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
         self.fleet = Fleet(
             self.dispatcher.pools,
@@ -94,7 +94,8 @@ class Gateway:
         self._used: dict[bytes, float] = {}  # keys
         self._leaving: dict[str, int] = {}  # pools, each with the first generation that knows nothing of it
         self._tidying: asyncio.TimerHandle | None = None
-        self.generation = assembly.generation(1, settings, self._created, self._used)
+        self.generation = entitled.generation(1, settings, self._created, self._used)
+        self.telemetry.versions.configure(self.generation.catalog.canaries())
         assembly.fit(self.dispatcher.pools, settings, self.clock, self._rng)
 
     def __repr__(self) -> str:
@@ -130,12 +131,13 @@ class Gateway:
         """What begins from now on is judged by `settings`. Whatever is under way keeps its place: running answers,
         queues, what was learned, connections. A pool that is not named any more serves those who began before."""
         before = self.generation
-        now = assembly.generation(before.number + 1, settings, self._created, self._used)
+        now = entitled.generation(before.number + 1, settings, self._created, self._used)
         pools = self.dispatcher.pools
         assembly.fit(pools, settings, self.clock, self._rng)
-        self.dispatcher.jobs.reseed(assembly.seeds(settings))
-        self.quota.apply(assembly.limits(settings))
+        self.dispatcher.jobs.reseed(entitled.seeds(settings))
+        self.quota.apply(entitled.limits(settings))
         self.telemetry.configure(settings)
+        self.telemetry.versions.configure(now.catalog.canaries())
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now

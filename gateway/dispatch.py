@@ -87,8 +87,12 @@ class Dispatcher:
         return pause
 
     def hand_on(self, x: Exchange) -> Pool | None:
-        """The next pool that may serve the request, which is its pool from now on; None: there is none."""
+        """The next pool that may serve the request, which is its pool from now on; None: there is none. Before that its
+        own is asked as a whole, where only one version in it could not."""
         assert x.call is not None
+        if x.call.among is not None and not x.attempts:
+            x.call.among = None
+            return self.pools[x.call.pool]
         if not x.call.fallback or x.call.fallback[0] not in self.pools:
             return None
         before = x.call.pool

@@ -130,10 +130,11 @@ class Pool:
         return self.shares.setdefault(backend.name, TimeShare())
 
     def usable(self, x: Exchange) -> Set[str] | None:
-        """The backends that a request may use at all; None: any."""
+        """The backends that a request may use; None: any. After a failure no version is better than the other."""
         assert x.tenant is not None
         assert x.call is not None
-        return self.eligible.backends(x.call.label, x.tenant.residency)
+        among = None if x.attempts else x.call.among
+        return self.eligible.backends(x.call.label, x.tenant.residency, among)
 
     def untried(self, x: Exchange) -> bool:
         """Whether there is one among them where it has not been yet."""

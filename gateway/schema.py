@@ -15,6 +15,7 @@ from pydantic import model_validator
 
 from gateway.address import Address, BackendUrl, Listener, Origin
 from gateway.poolschema import Discovery, Health, Retries, Signals, Timeouts
+from gateway.rolloutschema import Canary
 from gateway.secret import CollectorUrl, PemFile, Secret, SecretText, StoreUrl
 from gateway.section import KeyHash, Name, Names, Section, if_empty, option
 from gateway.units import Bytes, Count, Flag, Instant, Number, Seconds, Share
@@ -147,11 +148,13 @@ class Model(Section):
     aliases: Names = option((), "further names for clients")
     slo: Slo = option(Slo(), "objectives")
     fallback: Names = option((), "pools that serve it too, in this order, when its own cannot")
+    canary: Annotated[Canary | None, if_empty(None)] = option(None, "a new version that gets a part of its requests")
 
     @property
     def pools(self) -> tuple[str, ...]:
         """Every pool where its requests may go."""
-        return (self.pool, *self.fallback)
+        new = (self.canary.pool,) if self.canary is not None and self.canary.pool else ()
+        return (self.pool, *self.fallback, *new)
 
 
 class Class(Section):

@@ -15,6 +15,7 @@ from gateway.schema import ANY_MODEL, Config
 from gateway.spans import Finished, Setting
 from gateway.timeline import Objective, parts, verdict
 from gateway.tracing import Tracer
+from gateway.versions import Versions
 
 SHOWN = 64 * 1024  # bytes of a prompt that a trace may hold
 OTHER = "other"  # the label of tenants beyond the cap, and of models that have no name of their own
@@ -38,6 +39,7 @@ class Telemetry:
         self._rng = rng
         self._requests = RequestMetrics()
         self._pools = PoolMetrics()
+        self.versions = Versions(wall_clock)
         self._tenants: Collection[str] = ()
         self._objectives: dict[str, Objective] = {}
         self._log_share = 1.0
@@ -80,6 +82,8 @@ class Telemetry:
         usage = x.meter.usage if x.meter is not None else None
         self._requests.count(x, usage, tenant, spent, judged, (trace_id, wall))
         self._pools.count(x, usage)
+        if x.call is not None and x.call.canary is not None:
+            self.versions.count(x)
         if self._log_share >= 1.0 or x.fault or cause or self._rng.random() < self._log_share:
             self._write_log(request_line(x, usage, wall, cause))
 
@@ -87,6 +91,7 @@ class Telemetry:
         """What is told of requests. Backends that are not `alive`, each by its pool and name, are forgotten."""
         yield from self._requests.metrics()
         yield from self._pools.metrics(alive)
+        yield from self.versions.metrics()
 
 
 def _prompt(x: Exchange) -> str:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # One line a floor, the ground first.
 PLAN = """
 policies: types rules verdicts
-policies: limits estimate prefix retry health shares
+policies: limits estimate prefix retry health shares rollout
 policies: backend leases
 policies: queues admission routing unseen
 policies: pool waiting
@@ -21,17 +21,17 @@ policies: choice forecast running
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
 gateway: secret section address yamlfile http1 link exposition redislink vitals
-gateway: poolschema
+gateway: poolschema rolloutschema
 gateway: schema errors backend catalog sharedaccount signals discovery
 gateway: consistency exchange isolation sharedstore eligible blame
 gateway: config wire answers dialects reply timeline
 gateway: reading turn jobs pool given errand requestlog spans
-gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
+gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing versions
 gateway: relay telemetry logs generation ledger roster
 gateway: fleetmetrics
 gateway: fleet
 gateway: fleetadmin
-gateway: client assembly models reload overview
+gateway: client assembly entitled models reload overview
 gateway: admin
 gateway: proxy
 gateway: app
@@ -56,7 +56,7 @@ loadtests: capacity decision crowd faultrelay
 loadtests: chaos rollout
 gateway: demo emulate keys logview
 gateway: adminport
-gateway: tenants backends
+gateway: tenants backends canary
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]
