@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import answers, assembly, entitled
+from gateway import answers, assembly, entitled, poolmetrics
 from gateway.client import Buffers, Client
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
@@ -169,8 +169,9 @@ class Gateway:
     def metrics(self) -> Iterator[Family]:
         """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
         yield from self.telemetry.metrics(self.dispatcher.alive())
-        yield from self.dispatcher.metrics()
-        yield from self.dispatcher.costs()
+        yield self.dispatcher.fallbacks
+        yield from poolmetrics.metrics(self.dispatcher.pools)
+        yield from poolmetrics.costs(self.dispatcher.pools, self.clock())
         yield from self.ledger.metrics()
         yield from self.quota.metrics()
         yield from self.fleet.metrics()

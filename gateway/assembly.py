@@ -23,6 +23,7 @@ from gateway.signals import vocabularies
 from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
+from gateway.waking import Waking
 from gateway.watch import Plan
 from policies.retry import RetryBudget
 from policies.rules import Rules
@@ -66,19 +67,27 @@ def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Rand
             scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
             retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
             pool = pools[name] = Pool(name, (), scheduler, retries, clock)
-            _judging(pool, settings, told)
+            _judging(pool, settings, told, clock)
             pool.observe(backends(name, told))
         else:
             pool.configure(told.routing, classes, retries=told.retries.attempts, share=told.retries.budget)
-            _judging(pool, settings, told)
+            _judging(pool, settings, told, clock)
 
 
-def _judging(pool: Pool, settings: schema.Config, told: schema.Pool) -> None:
-    """How the pool judges its backends from now on."""
+def _judging(pool: Pool, settings: schema.Config, told: schema.Pool, clock: Clock) -> None:
+    """How the pool judges its backends and waits for them from now on."""
     rules = told.health
     pool.health.rules = HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject)
     pool.probed = rules.interval > 0
     pool.eligible.want(_wanted(settings, pool.name))
+    if told.wake is None:
+        if pool.waking is not None:
+            pool.waking.see(awake=True)  # who is held asks once more, and is refused
+        pool.waking = None
+    elif pool.waking is None:
+        pool.waking = Waking(told.wake.hold, told.wake.max_held, clock)
+    else:
+        pool.waking.configure(told.wake.hold, told.wake.max_held)
 
 
 def _rules(settings: schema.Config, pool: str) -> Rules:

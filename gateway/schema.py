@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import model_validator
 
 from gateway.address import Address, BackendUrl, Listener, Origin
-from gateway.poolschema import Discovery, Health, Retries, Signals, Timeouts
+from gateway.poolschema import Discovery, Health, Retries, Signals, Timeouts, Wake
 from gateway.rolloutschema import Canary
 from gateway.secret import CollectorUrl, PemFile, Secret, SecretText, StoreUrl
 from gateway.section import KeyHash, Name, Names, Section, if_empty, option
@@ -116,6 +116,7 @@ class Pool(Section):
     signals: Signals = option(Signals(), "what the engines tell of themselves")
     timeouts: Timeouts = option(Timeouts(), "the five clocks")
     retries: Retries = option(Retries(), "tries on other backends")
+    wake: Annotated[Wake | None, if_empty(None)] = option(None, "it may be scaled to zero; refused at once if left out")
 
     @property
     def isolates(self) -> bool:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # One line a floor, the ground first.
 PLAN = """
 policies: types rules verdicts
-policies: limits estimate prefix retry health shares rollout
+policies: limits estimate prefix retry health shares rollout wakeup
 policies: backend leases
 policies: queues admission routing unseen
 policies: pool waiting
@@ -24,9 +24,9 @@ gateway: secret section address yamlfile http1 link exposition redislink vitals
 gateway: poolschema rolloutschema
 gateway: schema errors backend catalog sharedaccount signals discovery
 gateway: consistency exchange isolation sharedstore eligible blame
-gateway: config wire answers dialects reply timeline
+gateway: config wire answers dialects reply timeline waking
 gateway: reading turn jobs pool given errand requestlog spans
-gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing versions
+gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing versions poolmetrics
 gateway: relay telemetry logs generation ledger roster
 gateway: fleetmetrics
 gateway: fleet
