@@ -22,6 +22,7 @@ from starlette.routing import Route
 from gateway import assembly, wire
 from gateway.answers import openai_error
 from gateway.dispatch import Dispatcher
+from gateway.doors import Doors
 from gateway.errors import INVALID_REQUEST, UNKNOWN_URL, GatewayError, Refused
 from gateway.exchange import Exchange
 from gateway.exposition import content_type, exposed
@@ -59,6 +60,7 @@ class Subject(Protocol):
     generation: Generation
     dispatcher: Dispatcher
     quota: Quota
+    doors: Doors
     ledger: Ledger
     fleet: Fleet
     clock: Clock
@@ -139,7 +141,8 @@ class Admin:
     async def tenants(self, _: Request) -> Response:
         """`GET /admin/tenants`: what each may use, and what it uses of it now."""
         subject = self._subject
-        return _json({"tenants": overview(subject.generation, subject.quota, subject.active, time.time())})
+        told = overview(subject.generation, subject.quota, subject.doors, subject.active, time.time())
+        return _json({"tenants": told})
 
     async def backends(self, _: Request) -> Response:
         """`GET /admin/backends`: what each is now and why, and what its engine says."""

@@ -10,49 +10,33 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from random import Random
 from secrets import token_hex
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
-
-from gateway import answers, assembly, entitled, poolmetrics
+from gateway import assembly, entitled, poolmetrics
 from gateway.client import Buffers, Client
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
+from gateway.doors import Doors
 from gateway.errors import (
     INTERNAL_ERROR,
-    METHOD_NOT_ALLOWED,
     SHUTTING_DOWN,
-    UNKNOWN_URL,
     GatewayError,
-    Refused,
     Unavailable,
 )
-from gateway.exchange import Dialect, Exchange, Header
+from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.jobs import Jobs
 from gateway.ledger import Ledger
 from gateway.metrics import Family, Gauge
-from gateway.models import Models
 from gateway.proxy import proxy
 from gateway.quota import Quota
+from gateway.rest import cors
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
 from gateway.vitals import Vitals
-from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
 TIDY_S = 1.0  # how often it is looked whether a pool that was taken out is done
-SHOWN = 200  # characters of a path that are told back
-EXPOSED = (
-    b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry, "
-    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
-    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
-)
 
 logger = logging.getLogger("headrace")
 
@@ -85,6 +69,7 @@ class Gateway:
         self.vitals.on_strain = self._strained
         self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
+        self.doors = Doors()
         self.leaving = False
         self.draining = False
         self.active: set[Exchange] = set()
@@ -249,51 +234,3 @@ class Gateway:
 
 def shutting_down() -> Unavailable:
     return Unavailable(SHUTTING_DOWN, "The gateway is shutting down.", retry_after=1.0)
-
-
-def cors(origin: bytes) -> list[Header]:
-    """What a page of an allowed origin must see to read an answer; errors carry it too."""
-    return [
-        (b"access-control-allow-origin", origin),
-        (b"access-control-expose-headers", EXPOSED),
-        (b"vary", b"origin"),
-    ]
-
-
-def unknown(request: Request, error: HTTPException) -> tuple[Refused, list[Header]]:
-    """A path that leads nowhere, or a method that it does not take and the headers that say which it does."""
-    path: str = request.scope["path"]
-    shown = path if len(path) <= SHOWN else path[:SHOWN] + "..."
-    allowed = "POST" if path in ENDPOINTS else (error.headers or {}).get("Allow")
-    if allowed is None:
-        return Refused(UNKNOWN_URL, f"Unknown request URL: {request.method} {shown}."), []
-    message = f"{shown} takes {allowed}, not {request.method}."
-    return Refused(METHOD_NOT_ALLOWED, message), [(b"allow", allowed.encode())]
-
-
-def api(gateway: Gateway) -> Any:
-    """The ASGI application for everything that is not inference: models, and telling what is not there."""
-
-    async def refused(request: Request, error: Exception) -> Response:
-        more: list[Header] = []
-        if isinstance(error, HTTPException):
-            error, more = unknown(request, error)
-        assert isinstance(error, GatewayError)
-        request_id = next(gateway.request_ids)
-        status, headers, body = answers.refusal(error, Dialect.OTHER, request_id)
-        headers += [*more, (b"x-request-id", request_id.encode())]
-        return Response(body, status, {name.decode(): value.decode() for name, value in headers})
-
-    rest = Starlette(
-        routes=Models(gateway).routes(),
-        exception_handlers={404: refused, 405: refused, GatewayError: refused},
-    )
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        allowed, exposed = gateway.settings.server.cors, EXPOSED.decode().split(", ")
-        called: Any = rest
-        if allowed:
-            called = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
-        await called(scope, receive, send)
-
-    return application

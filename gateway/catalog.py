@@ -18,7 +18,7 @@ class Tenant:
     first being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
     group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went;
     the prompts of one with `content` stand in traces. `residency` are the regions whose backends may see its prompts;
-    empty: any backend may."""
+    empty: any backend may. It may have so many `connections` open at once; None: any number."""
 
     name: str
     models: tuple[str, ...] = (ANY,)
@@ -29,6 +29,7 @@ class Tenant:
     operator: bool = False
     residency: tuple[str, ...] = ()
     content: bool = False
+    connections: int | None = None
 
     def may_use(self, model: str) -> bool:
         """Whether a name is one that the tenant's `models` mean. A name with `[` or `*` in it means itself, too."""

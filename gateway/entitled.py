@@ -83,6 +83,7 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             operator=told.operator,
             residency=tuple(told.residency),
             content=told.content,
+            connections=told.limits.connections,
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None

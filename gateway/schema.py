@@ -188,6 +188,7 @@ class Limits(Section):
 class TenantLimits(Limits):
     """The limits of a tenant, in all and for single models."""
 
+    connections: Count | None = option(None, "client connections open at once, of one gateway", ge=1)
     models: Annotated[Mapping[Name, Limits], if_empty({})] = option({}, "further limits by model")
 
 

@@ -23,7 +23,7 @@ gateway: units problem inflate envelope multipart frames usage processes metrics
 gateway: secret section address yamlfile http1 link exposition redislink vitals
 gateway: poolschema rolloutschema
 gateway: schema errors backend catalog sharedaccount signals discovery
-gateway: consistency exchange isolation sharedstore eligible blame
+gateway: consistency exchange isolation sharedstore eligible blame doors
 gateway: config wire answers dialects reply timeline waking
 gateway: reading turn jobs pool given errand requestlog spans
 gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing versions poolmetrics
@@ -32,7 +32,7 @@ gateway: fleetmetrics
 gateway: fleet
 gateway: fleetadmin
 gateway: client assembly entitled models reload overview
-gateway: admin
+gateway: admin rest
 gateway: proxy
 gateway: app
 gateway: serve
