@@ -30,6 +30,7 @@ from gateway.metrics import Family, Gauge
 from gateway.proxy import proxy
 from gateway.quota import Quota
 from gateway.rest import cors
+from gateway.shadows import Shadows
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
@@ -70,6 +71,13 @@ class Gateway:
         self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
         self.doors = Doors()
+        self.shadows = Shadows(
+            self.dispatcher,
+            self.upstream,
+            self.buffers,
+            self.clock,
+            Random(),  # noqa: S311 (samples)
+        )
         self.leaving = False
         self.draining = False
         self.active: set[Exchange] = set()
@@ -93,12 +101,14 @@ class Gateway:
         if self.tracer is not None:
             await self.tracer.__aenter__()
         await self.fleet.__aenter__()
+        await self.shadows.__aenter__()
         self._plan(self.settings)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         if self._tidying is not None:
             self._tidying.cancel()
+        await self.shadows.__aexit__(*exc)
         await self.fleet.__aexit__(*exc)
         self.dispatcher.close()
         await self.vitals.__aexit__(*exc)
@@ -123,6 +133,7 @@ class Gateway:
         self.quota.apply(entitled.limits(settings))
         self.telemetry.configure(settings)
         self.telemetry.versions.configure(now.catalog.canaries())
+        self.shadows.keep(settings.pools)
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
@@ -165,6 +176,7 @@ class Gateway:
         yield from self.upstream.metrics()
         yield from self.buffers.metrics()
         yield from self.vitals.metrics()
+        yield from self.shadows.metrics()
         streams = sum(x.call is not None and x.call.stream for x in self.active)
         yield from self._also()
         yield Gauge("headrace_open_requests", "Requests under way, in whatever phase.").of({(): len(self.active)})
@@ -182,6 +194,7 @@ class Gateway:
     def stop_queueing(self) -> None:
         """From now on no request is taken, and those that wait are refused. Running ones go on."""
         self.draining = True
+        self.shadows.close()
         self.dispatcher.refuse_waiting(shutting_down())
 
     def stop_running(self) -> None:
@@ -215,6 +228,8 @@ class Gateway:
             self.active.discard(x)
             self.telemetry.record(x)
             self.ledger.record(x)
+            if began.catalog.shadows:
+                self.shadows.cast(x, began.catalog.shadows)
             x.let_go()
 
     def _greet(self, client: Client, x: Exchange) -> None:

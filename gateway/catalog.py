@@ -55,11 +55,20 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
+class Shadow:
+    """A pool on trial that gets copies of a share `sample` of a model's requests, so many `at_once`."""
+
+    pool: str
+    sample: float
+    at_once: int
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A name that clients use. `upstream_name` is what the backends call it; None forwards the client's word.
     `counts_usage`: whether the backends understand `stream_options.include_usage`; `takes_salt`: whether they keep
     caches apart by `cache_salt`. `fallback`: the pools to ask when its own cannot serve it; `canary`: what gets a part
-    of its requests."""
+    of its requests; `shadow`: what gets copies of some."""
 
     name: str
     pool: str
@@ -69,6 +78,7 @@ class Model:
     takes_salt: bool = False
     fallback: tuple[str, ...] = ()
     canary: Canary | None = None
+    shadow: Shadow | None = None
 
     @property
     def label(self) -> str:
@@ -84,11 +94,14 @@ class Catalog:
         self._any = self._models.pop(ANY, None)
         self._names = {alias: model for model in self._models.values() for alias in model.aliases} | self._models
         self.created = created
+        self.shadows = {model.label: model.shadow for model in self._all() if model.shadow is not None}
 
     def canaries(self) -> dict[str, Canary]:
         """By the labels of their models."""
-        models = [*self._models.values(), *([self._any] if self._any is not None else [])]
-        return {model.label: model.canary for model in models if model.canary is not None}
+        return {model.label: model.canary for model in self._all() if model.canary is not None}
+
+    def _all(self) -> list[Model]:
+        return [*self._models.values(), *([self._any] if self._any is not None else [])]
 
     def find(self, tenant: Tenant, name: str) -> Model | None:
         """None both for a model that does not exist and for one that the tenant may not see."""

@@ -81,6 +81,19 @@ def _canaries(config: Config) -> Iterator[Finding]:
                 yield (*loc, "backends"), f"are all backends of {shown(model.pool)}: the old version needs some, too"
 
 
+def _shadows(config: Config) -> Iterator[Finding]:
+    for name, model in config.models.items():
+        shadow, loc, own = model.shadow, ("models", name, "shadow", "pool"), config.pools.get(model.pool)
+        if shadow is None or own is None:
+            continue
+        if shadow.pool not in config.pools:
+            yield loc, f"there is no pool {shown(shadow.pool)}" + suggestion(shadow.pool, config.pools, "pools")
+        elif shadow.pool in (model.pool, *model.fallback, model.canary and model.canary.pool):
+            yield loc, "serves the model already: copies would be in its way"
+        elif config.pools[shadow.pool].isolates != own.isolates:
+            yield loc, f"keeps tenants' caches apart in another way than {shown(model.pool)}"
+
+
 def _aliases(config: Config) -> Iterator[Finding]:
     owners: dict[str, str] = {}
     for name, model in config.models.items():
@@ -225,6 +238,7 @@ _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     ((), _pool_of_each_model),
     ((), _fallbacks),
     ((), _canaries),
+    ((), _shadows),
     ((), _aliases),
     ((), _backends),
     ((), _clocks),

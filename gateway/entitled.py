@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from gateway import schema
 from gateway.auth import Key, KeyRing
-from gateway.catalog import ANY, Canary, Catalog, Model, Tenant
+from gateway.catalog import ANY, Canary, Catalog, Model, Shadow, Tenant
 from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.reply import Clock
@@ -41,6 +41,7 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
                 takes_salt=settings.pools[model.pool].isolates,
                 fallback=tuple(model.fallback),
                 canary=_canary(settings, name, model),
+                shadow=_shadow(model),
             )
             for name, model in settings.models.items()
         ),
@@ -60,6 +61,11 @@ def _canary(settings: schema.Config, name: str, model: schema.Model) -> Canary |
         frozenset(told.backends),
         by_conversation=told.sticky == "conversation",
     )
+
+
+def _shadow(model: schema.Model) -> Shadow | None:
+    told = model.shadow
+    return None if told is None else Shadow(told.pool, told.sample, told.at_once)
 
 
 def key_ring(settings: schema.Config, wall_clock: Clock, used: dict[bytes, float]) -> KeyRing:

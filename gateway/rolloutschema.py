@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from gateway.address import BackendUrl
-from gateway.section import Section, if_empty, option
-from gateway.units import Share
+from gateway.section import Name, Section, if_empty, option
+from gateway.units import Count, Share
 
 
 class Canary(Section):
@@ -18,3 +18,11 @@ class Canary(Section):
     sticky: Literal["tenant", "conversation"] = option(
         "tenant", "who stays with one version: a tenant, or each of its conversations by its first user message"
     )
+
+
+class Shadow(Section):
+    """A pool on trial gets copies of answered requests, and its answers are dropped."""
+
+    pool: Name = option(..., "the pool that gets the copies")
+    sample: Share = option(0.01, "share of the answered requests that are copied")
+    at_once: Count = option(8, "copies under way; what would be more is skipped", ge=1)

@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from gateway.address import Address, BackendUrl, Listener, Origin
 from gateway.poolschema import Discovery, Health, Retries, Signals, Timeouts, Wake
-from gateway.rolloutschema import Canary
+from gateway.rolloutschema import Canary, Shadow
 from gateway.secret import CollectorUrl, PemFile, Secret, SecretText, StoreUrl
 from gateway.section import KeyHash, Name, Names, Section, if_empty, option
 from gateway.units import Bytes, Count, Flag, Instant, Number, Seconds, Share
@@ -150,12 +150,14 @@ class Model(Section):
     slo: Slo = option(Slo(), "objectives")
     fallback: Names = option((), "pools that serve it too, in this order, when its own cannot")
     canary: Annotated[Canary | None, if_empty(None)] = option(None, "a new version that gets a part of its requests")
+    shadow: Annotated[Shadow | None, if_empty(None)] = option(None, "a pool on trial that gets copies of some")
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Every pool where its requests may go."""
+        """Every pool where its requests, or copies of them, may go."""
         new = (self.canary.pool,) if self.canary is not None and self.canary.pool else ()
-        return (self.pool, *self.fallback, *new)
+        copied = (self.shadow.pool,) if self.shadow is not None else ()
+        return tuple(dict.fromkeys((self.pool, *self.fallback, *new, *copied)))
 
 
 class Class(Section):

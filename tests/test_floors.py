@@ -32,7 +32,7 @@ gateway: fleetmetrics
 gateway: fleet
 gateway: fleetadmin
 gateway: client assembly entitled models reload overview
-gateway: admin rest
+gateway: admin rest shadows
 gateway: proxy
 gateway: app
 gateway: serve
