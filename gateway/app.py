@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from random import Random
 from secrets import token_hex
@@ -30,6 +31,7 @@ from gateway.metrics import Family, Gauge
 from gateway.proxy import proxy
 from gateway.quota import Quota
 from gateway.rest import cors
+from gateway.roster import Search
 from gateway.shadows import Shadows
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
@@ -102,7 +104,7 @@ class Gateway:
             await self.tracer.__aenter__()
         await self.fleet.__aenter__()
         await self.shadows.__aenter__()
-        self._plan(self.settings)
+        self._plan(self.settings, assembly.searches(self.settings, self._rng))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -124,9 +126,10 @@ class Gateway:
 
     def apply(self, settings: Config) -> None:
         """What begins from now on is judged by `settings`. Whatever is under way keeps its place: running answers,
-        queues, what was learned, connections. A pool that is not named any more serves those who began before."""
-        before = self.generation
-        now = entitled.generation(before.number + 1, settings, self._created, self._used)
+        queues, what was learned, connections. A pool that is not named any more serves those who began before. Raises
+        OSError or Undiscoverable, and changes nothing, where backends cannot be looked for as `settings` say."""
+        searches = assembly.searches(settings, self._rng)
+        now = entitled.generation(self.generation.number + 1, settings, self._created, self._used)
         pools = self.dispatcher.pools
         assembly.fit(pools, settings, self.clock, self._rng)
         self.dispatcher.jobs.reseed(entitled.seeds(settings))
@@ -137,12 +140,13 @@ class Gateway:
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
-        self._plan(settings)
+        self._plan(settings, searches)
         if self._tidying is None:
             self._tidy()
 
-    def _plan(self, settings: Config) -> None:
-        self.fleet.plan(assembly.plans(settings), assembly.found(settings), assembly.searches(settings, self._rng))
+    def _plan(self, settings: Config, searches: Mapping[str, Search]) -> None:
+        make = partial(assembly.backend, settings)
+        self.fleet.plan(assembly.plans(settings), assembly.found(settings), searches, make)
 
     def _tidy(self) -> None:
         """Pools go when everybody has left who began while a configuration named them."""
@@ -163,7 +167,7 @@ class Gateway:
         return "draining" if self.leaving or self.draining else ""
 
     def metrics(self) -> Iterator[Family]:
-        """What each part tells of itself, when somebody scrapes. A part with something to tell is named here."""
+        """What each part tells of itself, when somebody scrapes."""
         yield from self.telemetry.metrics(self.dispatcher.alive())
         yield self.dispatcher.fallbacks
         yield from poolmetrics.metrics(self.dispatcher.pools)

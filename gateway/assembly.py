@@ -19,7 +19,7 @@ from gateway.poolschema import Discovery
 from gateway.reply import Clock
 from gateway.roster import Search
 from gateway.sharedstore import SharedStore
-from gateway.signals import vocabularies
+from gateway.signals import Vocabulary, vocabularies
 from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
@@ -77,8 +77,10 @@ def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Rand
 def _judging(pool: Pool, settings: schema.Config, told: schema.Pool, clock: Clock) -> None:
     """How the pool judges its backends and waits for them from now on."""
     rules = told.health
-    pool.health.rules = HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject)
     pool.probed = rules.interval > 0
+    pool.health.configure(HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject), probed=pool.probed)
+    if not pool.probed:
+        pool.eligible.forget()  # nobody asks any more what they serve
     pool.eligible.want(_wanted(settings, pool.name))
     if told.wake is None:
         if pool.waking is not None:
@@ -127,6 +129,11 @@ def found(settings: schema.Config) -> dict[str, list[Backend]]:
     return {name: backends(name, told) for name, told in settings.pools.items() if told.discovery is None}
 
 
+def _scrape_s(interval_s: float, vocabulary: Vocabulary | None) -> float:
+    """The configured pace, unless the engine needs more rest."""
+    return max(interval_s, vocabulary.rest_s) if interval_s and vocabulary is not None else interval_s
+
+
 def plans(settings: schema.Config) -> dict[str, Plan]:
     """How the backends of each pool are watched."""
     known = vocabularies()
@@ -134,7 +141,7 @@ def plans(settings: schema.Config) -> dict[str, Plan]:
         name: Plan(
             told.health_path,
             told.health.interval,
-            told.signals.interval,
+            _scrape_s(told.signals.interval, known.get(told.engine)),
             known.get(told.engine),
             told.signals.path or "",
             guessed=told.health.path is None,

@@ -81,7 +81,9 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
         raise click.ClickException(str(error)) from error
     except OSError as error:
         other = "server.listen or server.admin in the file" if path else "--listen or --admin"
-        raise click.ClickException(f"{error.strerror or error}; choose another address: {other}.") from error
+        told = error.strerror or str(error)
+        advice = f"; choose another address: {other}." if told.startswith("cannot listen") else ""
+        raise click.ClickException(told + advice) from error
 
 
 def _announce(as_json: bool, api_url: str, admin_url: str) -> None:

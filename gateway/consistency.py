@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Set
 
 from gateway.problem import Loc, dotted, shown, suggestion
@@ -143,6 +144,9 @@ def _keys(config: Config) -> Iterator[Finding]:
 
 
 def _classes(config: Config) -> Iterator[Finding]:
+    for name in config.classes:
+        if not re.fullmatch(r"[!-~]+", name):
+            yield ("classes", name), "stands in headers of requests and answers: write it in ASCII, without blanks"
     for name, tenant in config.tenants.items():
         for index, label in enumerate(tenant.classes):
             if label not in config.classes:

@@ -80,11 +80,17 @@ class Dispatcher:
         pool = self.pools[x.call.pool]
         pause = None
         replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
-        if replayable and failure.phase is not Phase.STREAMING and (pool.untried(x) or x.call.fallback):
+        if replayable and failure.phase is not Phase.STREAMING and self._untried(x):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause
+
+    def _untried(self, x: Exchange) -> bool:
+        """Whether there is a backend, in its pool or those that it may fall back on, where the request may go yet."""
+        assert x.call is not None
+        names = (x.call.pool, *x.call.fallback)
+        return any(self.pools[name].untried(x) for name in names if name in self.pools)
 
     def hand_on(self, x: Exchange) -> Pool | None:
         """The next pool that may serve the request, which is its pool from now on; None: there is none. Before that its
@@ -206,7 +212,8 @@ class Slot:
             self._attempt.cost = had_s * self._attempt.backend.cost_per_hour / 3600
         ending = Ending.SUCCESS
         if exc is not None:
-            ending = Ending.DROPPED if isinstance(exc, UpstreamFailed) else Ending.IGNORED
+            self._attempt.failed = isinstance(exc, UpstreamFailed)
+            ending = Ending.DROPPED if self._attempt.failed else Ending.IGNORED
             self._attempt.failure = exc.refusal.reason if isinstance(exc, GatewayError) else "cancelled"
         meter = self._exchange.meter
         usage = meter.usage if meter is not None else None

@@ -33,6 +33,11 @@ class Eligible:
         self.models = {name: models for name, models in self.models.items() if name in self._regions}
         self._renew()
 
+    def forget(self) -> None:
+        """What they say that they serve is not known any more."""
+        self.models.clear()
+        self._renew()
+
     def serves(self, backend: str, models: Names | None) -> bool:
         """What a backend says that it serves; None: it does not say. Returns whether that is news."""
         if self.models.get(backend) == models:

@@ -116,8 +116,9 @@ class Attempt:
     """One try on one backend. Times are seconds on the gateway's monotonic clock. Whoever reads the answer calls
     `on_first_token`, until when the backend is busy with the prompt, and adds later tokens to the backend's `tally`.
     `decision` says why it went where it went; `trace_headers` tell the backend which span it works for; `cost` is its
-    part of the backend's price. `trial`: its ending decides whether the backend is trusted again; `late`: others were
-    served long before."""
+    part of the backend's price. `failure` is the word for why it did not end well, `failed` whether that was its
+    backend's doing. `trial`: its ending decides whether the backend is trusted again; `late`: others were served long
+    before."""
 
     backend: Backend
     decision: Dispatch
@@ -130,6 +131,7 @@ class Attempt:
     ended_at: float = 0.0
     status: int = 0
     failure: str = ""
+    failed: bool = False
     cost: float = 0.0
     trial: bool = False
     late: bool = False
@@ -170,14 +172,16 @@ class Exchange:
 
     @property
     def queue_wait_s(self) -> float:
-        """Time spent waiting for a backend, all attempts together."""
+        """Time spent waiting for a backend, before all attempts together, and for another one that never came."""
         if not self.queued_at:
             return 0.0
         waited_since, waited_s = self.queued_at, 0.0
         for attempt in self.attempts:
             waited_s += attempt.dispatched_at - waited_since
             waited_since = attempt.ended_at
-        return waited_s if self.attempts else self.ended_at - self.queued_at
+        if not self.attempts or self.attempts[-1].failed:
+            waited_s += self.ended_at - waited_since
+        return waited_s
 
     @property
     def ttft_s(self) -> float | None:

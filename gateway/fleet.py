@@ -93,10 +93,15 @@ class Fleet:
     # -- who is there -------------------------------------------------------------------------------------------
 
     def plan(
-        self, plans: Mapping[str, Plan], found: Mapping[str, Iterable[Backend]], searches: Mapping[str, Search]
+        self,
+        plans: Mapping[str, Plan],
+        found: Mapping[str, Iterable[Backend]],
+        searches: Mapping[str, Search],
+        make: Callable[[str, str], Backend],
     ) -> None:
-        """These are the pools, how they are watched, and the backends of those that name them. Called again when they
-        have changed; what was said at run time of a pool that stays holds on."""
+        """These are the pools, how they are watched, and the backends of those that name them; `make` makes others of
+        the name of a pool and a URL. Called again when they have changed; what was said at run time of a pool that
+        stays holds on."""
         for name in self.rosters.keys() - plans.keys():
             gone = self.rosters.pop(name)
             self._search(gone, None)
@@ -109,8 +114,10 @@ class Fleet:
             elif roster.pool is not pool or roster.plan != plan:
                 self._dismiss(roster, keep=())
                 roster.pool, roster.plan = pool, plan
-            if name in found:
-                roster.found = {backend.name: backend for backend in found[name]}
+            # Those that were found or added before are made anew: their pool may have other clocks or another key.
+            known = found[name] if name in found else [make(name, url) for url in roster.found]
+            roster.found = {backend.name: backend for backend in known}
+            roster.added = {url: make(name, url) for url in roster.added}
             self.settle(name)
             self._search(roster, searches.get(name))
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 from collections.abc import Iterator
 
 from gateway.metrics import Counter, Family
 
 DELAY_S = 0.05
+PIECE = select.PIPE_BUF  # a pipe that is writable takes so much without blocking
 MAX_PENDING = 10_000  # lines kept for a reader that does not keep up; older than that they are worth less than memory
 
 
 class LogWriter:
-    """Writes lines to a file descriptor, in order. Lines that nobody takes are dropped and counted."""
+    """Writes lines to a file descriptor, in order. Lines that nobody takes are dropped and counted. The descriptor may
+    block, and is left as it is, since others have it too: nothing is written while it is not ready for it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._ready = select.poll()
+        self._ready.register(descriptor, select.POLLOUT)
         self._pending: list[bytes] = []
         self._scheduled = False
         self.dropped = 0
@@ -27,6 +32,9 @@ class LogWriter:
             self.dropped += 1
             return
         self._pending.append(line)
+        self._schedule()
+
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_later(DELAY_S, self.flush)
@@ -40,23 +48,30 @@ class LogWriter:
     def flush(self) -> None:
         """Everything that is pending. A descriptor that takes no more keeps the rest for the next time."""
         self._scheduled = False
-        data = b"".join(self._pending)
-        self._pending.clear()
+        if self._pending and self._ready.poll(0):
+            data = b"".join(self._pending)
+            self._pending = self._rest(data).splitlines(keepends=True)
+        if self._pending:
+            self._schedule()
+
+    def _rest(self, data: bytes) -> bytes:
+        """Writes what is taken. Returns what is not."""
+        written = 0
         try:
-            written = os.write(self._descriptor, data) if data else 0
+            while written < len(data) and self._ready.poll(0):
+                written += os.write(self._descriptor, data[written : written + PIECE])
         except BlockingIOError:
-            written = 0
+            pass
         except OSError:
-            self.dropped += data.count(b"\n")
-            return
-        if written < len(data):
-            self._pending.append(data[written:])
+            self.dropped += data.count(b"\n", written)
+            return b""
+        return data[written:]
 
 
 def as_text(line: bytes) -> bytes:
     """A JSON line for people who read along: `warning client_disconnect 499 /v1/responses tenant=acme ttft_ms=10.5`.
-    What is empty is left out."""
+    What is empty, or not there because the line tells of something else than a request, is left out."""
     fields = json.loads(line)
-    first = [str(fields.pop(name)) for name in ("level", "outcome", "status", "path")]
+    first = [str(fields.pop(name)) for name in ("level", "outcome", "status", "path") if name in fields]
     rest = [f"{name}={value}" for name, value in fields.items() if value not in ("", None)]
     return " ".join([*first, *rest]).encode() + b"\n"

@@ -9,11 +9,16 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 import click
+import msgspec
+
+from gateway.requestlog import RequestLine
 
 Line = dict[str, Any]
 WORST = ("ttft", "itl", "total", "queue", "bytes_in", "bytes_out", "tokens_in", "tokens_out", "attempts")
 COLOURS = {"ok": "green", "client_disconnect": "yellow"}
 SHOWN = 20  # of the worst
+
+_read = msgspec.json.Decoder(RequestLine).decode
 
 
 @click.command()
@@ -62,11 +67,14 @@ def _chosen(stream: Iterable[str], wanted: Line) -> Iterator[tuple[str, Line | N
 
 
 def _request(text: str) -> Line | None:
+    """None also for what only looks like a request: whoever else writes to the same log may write anything."""
     try:
-        line = json.loads(text) if text.startswith("{") else None
-    except ValueError:
+        if not text.startswith("{") or _read(text).event != "request":
+            return None
+    except msgspec.DecodeError:
         return None
-    return line if isinstance(line, dict) and line.get("event") == "request" else None
+    line: Line = json.loads(text)
+    return line
 
 
 def _matches(line: Line, outcomes: tuple[str, ...], tenant: str | None, model: str | None, ident: str | None) -> bool:

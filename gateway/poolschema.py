@@ -38,7 +38,7 @@ class Signals(Section):
     """What the engines tell of themselves."""
 
     path: HttpPath | None = option(None, "where the engine's metrics are; its own path if left out")
-    interval: Seconds = option(0.25, "between two looks at them; `0s` for none")
+    interval: Seconds = option(0.25, "between two looks at them, 5s at least for llama.cpp; `0s` for none")
 
 
 class Timeouts(Section):

@@ -15,7 +15,6 @@ from gateway.errors import (
     TOKENS_LIMIT,
     Refused,
     Unavailable,
-    UpstreamFailed,
 )
 from gateway.exchange import Exchange, Header
 from gateway.jobs import Jobs
@@ -196,8 +195,8 @@ def used(x: Exchange, exc: BaseException | None, prompt_tokens: int) -> tuple[in
     """Requests and tokens that a request is charged for in the end.
 
     1. Nothing was sent: nothing, not even the request. 2. The engine said what it used: that. 3. Tokens were seen:
-    they and the prompt. 4. The backend failed or refused: no tokens. 5. The client left before the first token, or the
-    answer does not tell: the prompt.
+    they and the prompt. 4. The backend failed or refused: no tokens, whatever became of the request while it waited for
+    another one. 5. The client left before the first token, or the answer does not tell: the prompt.
     """
     for attempt in x.attempts:
         if attempt.connected_at:
@@ -210,7 +209,8 @@ def used(x: Exchange, exc: BaseException | None, prompt_tokens: int) -> tuple[in
         return 1, (usage.prompt or prompt_tokens) + usage.output
     if meter is not None and meter.tokens:
         return 1, prompt_tokens + meter.tokens
-    if isinstance(exc, UpstreamFailed) or (exc is None and x.status >= 400):
+    last = x.attempts[-1]
+    if last.failed or not last.connected_at or (exc is None and x.status >= 400):
         return 1, 0
     return 1, prompt_tokens
 

@@ -44,7 +44,8 @@ class Subject(Protocol):
     @property
     def generation(self) -> Generation: ...
 
-    def apply(self, settings: Config) -> None: ...
+    def apply(self, settings: Config) -> None:
+        """Raises OSError or Undiscoverable where that cannot be done here; then nothing is changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +163,13 @@ class Reloader:
         return seen, Candidate(settings, fingerprint(settings), files(self._path, settings), told, restart)
 
     def _take(self, found: Candidate, cause: str) -> Report:
-        if found.changes:
-            self._subject.apply(found.settings)
-        for on_change in self.on_change:
-            on_change(found.settings)
+        try:
+            for on_change in self.on_change:
+                on_change(found.settings)
+            if found.changes:
+                self._subject.apply(found.settings)
+        except (OSError, Undiscoverable) as error:  # what the file asks of this machine is not there
+            return self._keep((Problem(str(self._path), str(error)),), cause)
         if found.files != self._files:
             self._files, self._seen = found.files, mark(found.files)
         self._hash = found.hash

@@ -258,7 +258,7 @@ class PoolMetrics:
 
     def _count_failures(self, x: Exchange) -> None:
         for attempt in x.attempts:
-            if attempt.failure:
+            if attempt.failed:
                 self.failures.values[(attempt.backend.pool, attempt.backend.name, attempt.failure)] += 1
         for failed in x.attempts[:-1]:
             self.retries.values[(failed.backend.pool, failed.failure)] += 1

@@ -95,10 +95,11 @@ class Signals:
 
 
 class Vocabulary:
-    """The names that one engine uses, and where it tells them."""
+    """The names that one engine uses, and where it tells them; it is not to be asked more often than each `rest_s`."""
 
-    def __init__(self, path: str, names: Mapping[str, Meaning]) -> None:
+    def __init__(self, path: str, names: Mapping[str, Meaning], rest_s: float = 0.0) -> None:
         self.path = path
+        self.rest_s = rest_s
         self._meanings: dict[bytes, list[tuple[bytes, Meaning]]] = {}
         for name, meaning in names.items():
             metric, _, label = name.partition("{")
@@ -136,7 +137,8 @@ def vocabularies() -> dict[str, Vocabulary]:
         "vllm": Vocabulary("/metrics", _VLLM),
         "sglang": Vocabulary("/metrics", _SGLANG),
         "tgi": Vocabulary("/metrics", _TGI),
-        "llamacpp": Vocabulary("/metrics", _LLAMACPP),
+        # It sees that a client has left only when it has told nobody anything for a second, and that counts metrics.
+        "llamacpp": Vocabulary("/metrics", _LLAMACPP, rest_s=5.0),
         "trtllm": Vocabulary("/prometheus/metrics", _TRTLLM),
     }
 

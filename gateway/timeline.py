@@ -25,7 +25,7 @@ class Phase(StrEnum):
     """How far a request was when its client left."""
 
     BODY = "body"
-    QUEUE = "queue"
+    QUEUE = "queue"  # before a first try or another one
     CONNECT = "connect"
     BACKEND = "backend"  # it was sent, and nothing of the answer has gone out
     ANSWER = "answer"
@@ -96,7 +96,7 @@ def phase(x: Exchange) -> Phase:
     """How far it got."""
     if x.call is None:
         return Phase.BODY
-    if not x.attempts:
+    if not x.attempts or x.attempts[-1].failed:
         return Phase.QUEUE
     if not x.attempts[-1].connected_at:
         return Phase.CONNECT

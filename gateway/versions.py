@@ -13,7 +13,6 @@ from gateway.reading import GAP_BOUNDS_S
 from gateway.timeline import tpot_s
 from policies.rollout import Interval, Times, excess, ratio, share
 
-CANCELLED = "cancelled"  # the word of an attempt whose client left
 STABLE, CANARY = "stable", "canary"
 LABELS = ("model", "version")
 
@@ -159,12 +158,8 @@ def _version(canary: Canary | None, attempt: Attempt, x: Exchange) -> str:
 
 
 def _ending(x: Exchange, attempt: Attempt) -> tuple[str, Fault]:
-    """What became of an attempt, and whose doing it was. One that was followed by another, or by a refusal to make
-    another, failed; otherwise it ended as the request did."""
-    last = attempt is x.attempts[-1]
-    if not last or (x.outcome != "ok" and attempt.failure not in ("", CANCELLED, x.outcome)):
-        return attempt.failure, Fault.BACKEND
-    return x.outcome, x.fault
+    """What became of an attempt, and whose doing it was. One that did not fail ended as the request did."""
+    return (attempt.failure, Fault.BACKEND) if attempt.failed else (x.outcome, x.fault)
 
 
 def _interval(found: Interval) -> dict[str, float]:

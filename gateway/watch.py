@@ -20,7 +20,7 @@ SCRAPE_LIMIT_S = 0.5
 SOON_S = 0.2  # until the next probe while the last two do not agree: what is dead is known dead within 2 s
 LAG_S = 0.2
 MODELS_S = 10.0  # how often it is asked what it serves
-UNKNOWN = (401, 403, 404, 405)  # somebody is there who does not know the path that engines have, or whom it is for
+UNKNOWN = (401, 403, 404, 405, 501)  # somebody is there who does not know the path that engines have, or whom it is for
 NO_METRICS_S = 30.0  # SGLang answers 404 without --enable-metrics; somebody may restart it with them
 
 

@@ -49,6 +49,12 @@ class Record:
     ramp_tokens: int = 0
     returned_at: float = -inf
 
+    def acquit(self) -> None:
+        """No ending speaks against it any more."""
+        self.ejected_until = None
+        self.trial = self.suspect = self.refused = False
+        self.score, self.scored_at, self.refusals = 0.0, -inf, 0
+
 
 class Health:
     """The backends of one pool. What changes a record returns whether verdicts may have changed with it."""
@@ -62,6 +68,16 @@ class Health:
         return f"<Health {dict(states)}>"
 
     # What happens.
+
+    def configure(self, rules: HealthRules, *, probed: bool) -> None:
+        """These rules hold from now on. A witness that is not asked any more has said nothing: who was out on its word
+        alone is back."""
+        self.rules = rules
+        for record in self.records.values():
+            if not probed:
+                record.probed = True
+            if not rules.eject:
+                record.acquit()
 
     def enter(self, name: str, now: float, *, probed: bool, cold: bool) -> None:
         """A backend is there. `probed`: probes will tell of it, so nothing is sent until they have; `cold`: it starts
@@ -222,9 +238,12 @@ class Health:
         return True
 
     def _accuse(self, record: Record, now: float, cost_s: float) -> bool:
-        """Eject it, unless that would be more than half; all of them, if there is nobody left to spare."""
+        """Eject it, unless that would be more than half; all of them, if there is nobody left to spare. The only one
+        is out when nobody is there, but not for its faults: they tell clients more than that it is out would."""
         record.suspect = True
         records = self.records.values()
+        if len(records) == 1 and record.refusals < self.rules.refusals:
+            return False
         out = sum(1 for each in records if each.probed is False or each.ejected_until is not None)
         if out + 1 <= len(self.records) // 2:
             self._eject(record, now, cost_s, refused=record.refusals >= self.rules.refusals)
@@ -249,8 +268,6 @@ class Health:
         record.suspect = False
 
     def _return(self, record: Record, now: float) -> None:
-        record.ejected_until = None
-        record.trial = record.suspect = record.refused = False
-        record.score, record.scored_at, record.refusals = 0.0, -inf, 0
+        record.acquit()
         record.ramp_from, record.ramp_tokens = now, 0
         record.returned_at = now

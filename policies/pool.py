@@ -103,11 +103,13 @@ class Pool:
         running = sum(b.running for b in backends.values()) + 1
         return Load(now, self.times, running / max(1, len(backends)), self.rules)
 
-    def assess(self, ticket: Ticket) -> None:
-        """Look up what the backends hold of the ticket's prompt, unless nothing changed since."""
+    def assess(self, ticket: Ticket) -> bool:
+        """Look up what the backends hold of the ticket's prompt, unless nothing changed since. Returns whether its
+        prefill has another length now: then it stands at the wrong place in the queue."""
         if ticket.version == self.index.version:
-            return
+            return False
         ticket.version = self.index.version
+        before = ticket.cold, ticket.warm
         job, piece = ticket.job, ticket.job.piece_tokens
         common, more = self.index.match(job.prefix)
         ticket.common, ticket.held = common, more
@@ -120,6 +122,7 @@ class Pool:
             ticket.warm = {}
         if job.prefix:
             ticket.novel = job.prefix[min(max(more.values(), default=common), len(job.prefix) - 1)]
+        return before != (ticket.cold, ticket.warm)
 
     def enlane(self, ticket: Ticket) -> None:
         """Choose the lanes in which the ticket waits."""

@@ -3,21 +3,17 @@
 A ticket stands in one lane that every backend reads (COLD), and in a lane of each backend where it would be much
 cheaper; one that may not go everywhere stands only in the lanes of the backends that it may use. So a backend that
 opens sees at once all that it could take, in the order that holds *there*, and nothing that it could not.
-
-Per place and tenant there is a heap (`_Lane`). Its head stands in the place's heap of heads while the tenant is within
-a quantum of the least served one, and in a second heap, ordered by service, while it is not. Nothing is searched for:
-what became stale is dropped when it comes to the top, so every operation is O(log n), amortised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 from math import inf, log1p
-from typing import NamedTuple
 
 from policies.backend import COLD, Ticket
+from policies.lanes import Flow, Item, Lane, Place
 from policies.types import Job
 
 Key = Callable[[Job, int], float]
@@ -31,99 +27,6 @@ def by_arrival(job: Job, uncached: int) -> float:
 def aged_shortest(ageing_s: float) -> Key:
     """Shortest prefill first, with exponential ageing: a key that never changes, so a heap can hold it."""
     return lambda job, uncached: job.arrived / ageing_s + log1p(uncached)
-
-
-class _Item(NamedTuple):
-    """A ticket's entry in one lane; stale once the ticket's stamp has moved on. Ordered by its first three fields."""
-
-    key: float
-    seq: int
-    serial: int
-    stamp: int
-    ticket: Ticket
-    lane: _Lane
-
-    @property
-    def live(self) -> bool:
-        return self.stamp == self.ticket.stamp
-
-
-class _Flow:
-    """One tenant's waiting tickets and the service it has had (virtual time, in weighted tokens), of which some is only
-    `expected` of what runs."""
-
-    __slots__ = ("expected", "lanes", "served", "tickets", "tokens")
-
-    def __init__(self) -> None:
-        self.served = 0.0
-        self.expected = 0.0
-        self.tickets = 0
-        self.tokens = 0
-        self.lanes: dict[str, _Lane] = {}
-
-
-class _Lane:
-    """One tenant's tickets at one place. `shown` is the entry that stands for it among the place's heads."""
-
-    __slots__ = ("flow", "heap", "later", "place", "shown")
-
-    def __init__(self, flow: _Flow, place: _Place) -> None:
-        self.flow = flow
-        self.place = place
-        self.heap: list[_Item] = []
-        self.shown: _Item | None = None
-        self.later = False
-
-    def push(self, item: _Item) -> None:
-        heappush(self.heap, item)
-        if len(self.heap) > 2 * self.flow.tickets + 16:
-            self.heap = [item for item in self.heap if item.live]
-            heapify(self.heap)
-        if not self.later and (self.shown is None or item < self.shown):
-            self.shown = item
-            heappush(self.place.heads, item)
-
-    def show(self) -> None:
-        while self.heap and not self.heap[0].live:
-            heappop(self.heap)
-        self.shown = None
-        if self.heap:
-            self.shown = self.heap[0]
-            heappush(self.place.heads, self.shown)
-
-
-class _Place:
-    """The lanes of all tenants at one place: the heads of those in turn, and those that had more than their share."""
-
-    __slots__ = ("floor", "heads", "later")
-
-    def __init__(self, floor: float = 0.0) -> None:
-        self.heads: list[_Item] = []
-        self.later: list[tuple[float, int, _Lane]] = []
-        self.floor = floor  # service of the tenant last served here
-
-    def first(self, limit: float, serial: count[int]) -> _Item | None:
-        """The first entry among the tenants served no more than `limit`."""
-        later, heads = self.later, self.heads
-        while later and later[0][0] <= limit:
-            lane = heappop(later)[2]
-            if lane.later and lane.flow.served > limit:
-                heappush(later, (lane.flow.served, next(serial), lane))
-            elif lane.later:
-                lane.later = False
-                lane.show()
-        while heads:
-            item = heads[0]
-            lane = item.lane
-            if lane.shown is item and item.live and lane.flow.served <= limit:
-                return item
-            heappop(heads)
-            if lane.shown is item and item.live:
-                lane.shown, lane.later = None, True
-                heappush(later, (lane.flow.served, next(serial), lane))
-            elif lane.shown is item:
-                lane.show()
-        return None
 
 
 class FairShare:
@@ -143,9 +46,9 @@ class FairShare:
         self._quantum_requests = quantum_requests
         self._mean_cost = 0.0
         self._samples = 0
-        self._flows: dict[str, _Flow] = {}
-        self._places: dict[str, _Place] = {COLD: _Place()}
-        self._by_service: list[tuple[float, int, _Flow]] = []
+        self._flows: dict[str, Flow] = {}
+        self._places: dict[str, Place] = {COLD: Place()}
+        self._by_service: list[tuple[float, int, Flow]] = []
         self._serial = count()
 
     def __len__(self) -> int:
@@ -200,10 +103,10 @@ class FairShare:
         for name in ticket.lanes if ticket.parked else ticket.places:
             if (lane := flow.lanes.get(name)) is None:
                 if name not in self._places:
-                    self._places[name] = _Place(self._places[COLD].floor)
-                lane = flow.lanes[name] = _Lane(flow, self._places[name])
+                    self._places[name] = Place(self._places[COLD].floor)
+                lane = flow.lanes[name] = Lane(flow, self._places[name])
             key = self.key(ticket.job, ticket.cold if name == COLD else ticket.uncached(name))
-            lane.push(_Item(key, ticket.seq, next(self._serial), ticket.stamp, ticket, lane))
+            lane.push(Item(key, ticket.seq, next(self._serial), ticket.stamp, ticket, lane))
 
     def hide(self, ticket: Ticket) -> None:
         """Take the ticket out of all lanes; it still waits."""
@@ -216,7 +119,7 @@ class FairShare:
         item = self._first(places, self._least() + self.quantum)
         while item is None:
             # Every visible tenant is ahead of one that cannot go anywhere now: do not let the backends idle.
-            least = min((place.later[0][0] for place in places if place.later), default=inf)
+            least = min(place.least(self._serial) for place in places)
             if least == inf:
                 return None
             item = self._first(places, least + self.quantum)
@@ -262,7 +165,7 @@ class FairShare:
             for flow in self._flows.values():
                 flow.lanes.pop(backend, None)
 
-    def _serve(self, flow: _Flow, service: float) -> None:
+    def _serve(self, flow: Flow, service: float) -> None:
         flow.served += service
         if flow.tickets:
             heappush(self._by_service, (flow.served, next(self._serial), flow))
@@ -271,14 +174,14 @@ class FairShare:
                 if lane.later:
                     heappush(lane.place.later, (flow.served, next(self._serial), lane))
 
-    def _first(self, places: list[_Place], limit: float) -> _Item | None:
+    def _first(self, places: list[Place], limit: float) -> Item | None:
         found = [item for place in places if (item := place.first(limit, self._serial)) is not None]
         return min(found, default=None)
 
-    def _flow(self, ticket: Ticket) -> _Flow:
+    def _flow(self, ticket: Ticket) -> Flow:
         """The tenant's flow; if nothing of it waits, lifted to whoever was served last."""
         if (flow := self._flows.get(ticket.job.tenant)) is None:
-            flow = self._flows[ticket.job.tenant] = _Flow()
+            flow = self._flows[ticket.job.tenant] = Flow()
         if not flow.tickets:
             flow.served = max(flow.served, self._floor(ticket))
         return flow

@@ -229,23 +229,28 @@ class Scheduler:
             pass
 
     def _round(self, now: float, out: list[Dispatch | Drop]) -> bool:
-        """Dispatches what can be. Returns whether to look again: a dispatch may have changed whose turn it is, or
-        opened a backend to small prefills, after others were held."""
+        """Dispatches what can be. Returns whether to look again after some were held: a dispatch may have changed whose
+        turn it is, or opened a backend to small prefills, and what has become shorter may go before them."""
         again = False
         load = self._pool.load(now)
         spare = self._pool.spare()
         held: list[Ticket] = []
         while spare and (found := self._room.first(spare, self._pool.backends.values(), self._admission)) is not None:
             tier, ticket, usable = found
-            self._pool.assess(ticket)
-            if now > self._latest(ticket):
+            if self._pool.assess(ticket):  # the caches have changed since it was put there: another may be first
+                self._room.requeue(ticket)
+                again = bool(held)
+                continue
+            latest = self._latest(ticket)
+            if now > latest:
                 out.append(self._drop(ticket, self._room.too_late(ticket, now), now))
                 continue
             if ticket.parked:  # its warm backend may be open to others, and still not have the credit for this one
                 usable = [backend for backend in usable if backend.name in ticket.lanes]
             fits = self._admission.fitting(ticket, usable, now)
             if not fits:
-                self._hold(ticket, Wait.ROOM, held)
+                self._room.hold(ticket, Wait.ROOM, latest)
+                held.append(ticket)
                 if self.rules.reserve:
                     drained = [backend for backend in usable if ticket.job.allows(backend.name)]
                     spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
@@ -254,7 +259,8 @@ class Scheduler:
             if ticket.patient and self._choice.worth_waiting(ticket, chosen, fits, load):
                 continue
             if self._choice.peer_first(tier, ticket, chosen):
-                self._hold(ticket, Wait.PEER, held)
+                self._room.hold(ticket, Wait.PEER, latest)
+                held.append(ticket)
                 continue
             out.append(self._dispatch(ticket, chosen, considered, now))
             again = bool(held)
@@ -282,11 +288,6 @@ class Scheduler:
 
     def _key(self) -> Key:
         return aged_shortest(self.rules.ageing_s) if self._gated else by_arrival
-
-    def _hold(self, ticket: Ticket, why: Wait, held: list[Ticket]) -> None:
-        self._room.tier(ticket).queue.hide(ticket)
-        ticket.waited_for = why
-        held.append(ticket)
 
     def _ticket(self, job: Job, now: float) -> Ticket:
         ticket = Ticket(job, next(self._serial), now, job.candidates is not None or bool(job.tried))

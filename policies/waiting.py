@@ -110,6 +110,14 @@ class WaitingRoom:
         self.requeue(ticket)
         self._wake(ticket, until)
 
+    def hold(self, ticket: Ticket, why: Wait, latest: float) -> None:
+        """Pass over the ticket, which is not shown until the queue is told to. It may wait until `latest`: sooner than
+        it once seemed, if prefills have proved slower or its prompt is no longer cached."""
+        self.tier(ticket).queue.hide(ticket)
+        ticket.waited_for = why
+        if latest < ticket.wake:
+            self._wake(ticket, latest)
+
     def requeue(self, ticket: Ticket) -> None:
         """Put the ticket into its lanes anew, after its tokens or lanes have changed."""
         queue = self.tier(ticket).queue

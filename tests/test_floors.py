@@ -15,7 +15,8 @@ PLAN = """
 policies: types rules verdicts
 policies: limits estimate prefix retry health shares rollout wakeup
 policies: backend leases
-policies: queues admission routing unseen
+policies: lanes admission routing unseen
+policies: queues
 policies: pool waiting
 policies: choice forecast running
 policies: scheduler

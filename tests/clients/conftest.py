@@ -23,7 +23,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with ExitStack() as stack:
         urls = [emulating(stack, folder, "--speed=20") for _ in range(2)]
         told: dict[str, Any] = {
-            "pools": {"p": {"engine": "vllm", "backends": [{"url": url} for url in urls]}},
+            "pools": {"p": {"engine": "vllm", "backends": [{"url": url} for url in urls], "health": {"eject": False}}},
             "models": {"m": {"aliases": ["gpt-4o"]}, "org/name:8b": {"upstream_name": "m"}, "hidden": {}},
             "tenants": {"app": tenant(KEY, models=["m", "org/*"])},
         }

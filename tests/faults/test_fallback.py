@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.fakes import Fake, healthy
+from tests.faults.fakes import Fake, FakeConnection, healthy
 from tests.faults.process import DIGEST, KEY, GatewayProcess, pool
 from tests.faults.rawclient import ask, chat
 
@@ -71,3 +71,21 @@ async def test_a_fallback_does_not_leave_the_tenants_regions(tmp_path: Path) -> 
             answers = [await ask(gateway.port, chat(f"Authorization: Bearer {KEY}")) for _ in range(4)]
             assert {answer.status for answer in answers} <= {502, 503}
             assert b.hits == 0
+
+
+async def test_a_fallback_that_may_not_be_used_takes_no_retry(tmp_path: Path) -> None:
+    """Its backends are all elsewhere: the client gets the backend's own words, and not that there is no backend."""
+
+    async def busy(connection: FakeConnection) -> None:
+        while True:
+            await connection.request()
+            await connection.answer(b'{"error":{"message":"busy","type":"t"}}', "503 Service Unavailable")
+
+    async with Fake(busy) as a, Fake(healthy) as b:
+        tenants = {"t": {"keys": [{"sha256": DIGEST}], "residency": ["eu"]}}
+        config = two_pools(a.url, b.url, regions=("eu", "us"), tenants=tenants)
+        async with GatewayProcess(config, tmp_path) as gateway:
+            response = await ask(gateway.port, chat(f"Authorization: Bearer {KEY}"))
+            assert (response.status, response.json()["error"]["message"]) == (503, "busy")
+            assert await gateway.metric("headrace_fallbacks_total") == 0
+            assert await gateway.metric("headrace_requests_total", outcome="upstream_error") == 1

@@ -162,6 +162,26 @@ async def generation(gateway: GatewayProcess, number: int, timeout_s: float = 10
     return time.monotonic() - begun
 
 
+async def test_a_file_that_asks_for_what_is_not_here_changes_nothing(tmp_path: Path, a: Fake) -> None:
+    """It is sound, but this is no cluster. Nothing of it is taken, it is told, and the file is read on."""
+    elsewhere = pool(a.url, server=SERVER, classes={"night": {}})
+    elsewhere["pools"]["k"] = {"discovery": {"kubernetes": {"service": "vllm", "port": 8000}}}
+    elsewhere["models"] = {name: {"pool": "p"} for name in ("m", "n")} | {"o": {"pool": "k"}}
+    async with GatewayProcess(pool(a.url, server=SERVER), tmp_path) as gateway:
+        gateway.write(elsewhere)
+        await gateway.eventually(lambda: "works in a cluster only" in gateway.log, "the log tells it")
+        assert await gateway.metric("headrace_config_last_reload_successful") == 0
+        assert await gateway.metric("headrace_config_generation") == 1
+        assert (await ask(gateway.port, chat(model="n"))).status == 404
+        gateway.write(pool(a.url, server=SERVER, classes={"night": {}}))
+
+        async def good() -> bool:
+            return await gateway.metric("headrace_config_last_reload_successful") == 1
+
+        await gateway.eventually(good, "the next one is taken")
+        assert await gateway.metric("headrace_config_generation") == 2
+
+
 async def test_a_file_that_changes_is_taken(tmp_path: Path, a: Fake, b: Fake) -> None:
     """Replaced, written in place, and behind the symbolic links of a Kubernetes ConfigMap that are swapped; a signal
     reads it, too. A bad one is told, and the same good one again is no new generation."""

@@ -60,6 +60,10 @@ FAULTS = {
     POOLS + f"tenants: {{a: {{keys: [{{id: k, sha256: {A}}}, {{id: k, sha256: {B}}}]}}}}": [
         "tenants.a.keys[1].id: is also the id of keys[0]: ids are unique in a tenant"
     ],
+    POOLS + 'classes: {night: {}, "a\\r\\nb": {}, nächtlich: {}}': [
+        'classes."a\\r\\nb": stands in headers of requests and answers: write it in ASCII, without blanks',
+        "classes.nächtlich: stands in headers of requests and answers: write it in ASCII, without blanks",
+    ],
     POOLS + "tenants: {a: {classes: [batch, nightly]}}": [
         "tenants.a.classes[1]: there is no class nightly; classes: batch, interactive"
     ],

@@ -55,6 +55,13 @@ def test_a_line_is_shown_on_a_line() -> None:
     assert (second, third) == ("headrace serves http://x", '{"torn": ')
 
 
+@pytest.mark.parametrize("arguments", [(), ("--worst", "total"), ("--tenant", "acme")])
+def test_what_only_looks_like_a_request_stays_as_it_is(arguments: tuple[str, ...]) -> None:
+    """Other programs write to the same log: fields that are missing, or of another kind, are not read."""
+    strange = ['{"event":"request"}', line(total_ms="long").strip(), "{}", "[1]"]
+    assert shown(*arguments, given="\n".join(strange) + "\n") == ([] if arguments else strange)
+
+
 @pytest.mark.parametrize(
     ("arguments", "ids"),
     [

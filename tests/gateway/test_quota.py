@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from fractions import Fraction
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.catalog import Tenant
-from gateway.errors import ClientGone, Phase, UpstreamFailed
+from gateway.errors import QUEUE_TIMEOUT, ClientGone, Phase, Unavailable, UpstreamFailed
 from gateway.exchange import Exchange
 from gateway.isolation import Seeds
 from gateway.jobs import Jobs
@@ -60,7 +61,11 @@ def meter(usage: Usage | None = None, tokens: int = 0) -> Any:
     return SimpleNamespace(usage=usage, tokens=tokens)
 
 
-SENT, UNSENT = [SimpleNamespace(connected_at=1.0)], [SimpleNamespace(connected_at=0.0)]
+SENT, UNSENT, LOST, VAIN = (
+    [SimpleNamespace(connected_at=connected_at, failed=failed)]
+    for failed in (False, True)
+    for connected_at in (1.0, 0.0)
+)
 FAILED = UpstreamFailed("failed", Phase.SENT)
 
 
@@ -68,7 +73,8 @@ FAILED = UpstreamFailed("failed", Phase.SENT)
     ("told", "exc", "charged"),
     [
         ({"attempts": []}, None, (0, 0)),
-        ({"attempts": UNSENT}, UpstreamFailed("refused", Phase.CONNECT), (0, 0)),
+        ({"attempts": VAIN}, UpstreamFailed("refused", Phase.CONNECT), (0, 0)),
+        ({"attempts": VAIN}, Unavailable(QUEUE_TIMEOUT, "waited"), (0, 0)),
         ({"attempts": UNSENT}, ClientGone(), (0, 0)),
         ({"attempts": SENT, "status": 200, "meter": meter(Usage(11, 7, 5))}, None, (1, 18)),
         ({"attempts": SENT, "status": 200, "meter": meter(Usage(0, 7))}, None, (1, 107)),
@@ -77,10 +83,14 @@ FAILED = UpstreamFailed("failed", Phase.SENT)
         ({"attempts": SENT, "status": 200, "meter": meter(tokens=9)}, ClientGone(), (1, 109)),
         ({"attempts": SENT, "status": 200, "meter": meter()}, None, (1, 100)),
         ({"attempts": SENT}, ClientGone(), (1, 100)),
-        ({"attempts": SENT}, FAILED, (1, 0)),
-        ({"attempts": SENT, "meter": meter()}, FAILED, (1, 0)),
+        ({"attempts": LOST}, FAILED, (1, 0)),
+        ({"attempts": LOST, "meter": meter()}, FAILED, (1, 0)),
+        ({"attempts": LOST}, Unavailable(QUEUE_TIMEOUT, "waited"), (1, 0)),
+        ({"attempts": LOST}, asyncio.CancelledError(), (1, 0)),
+        ({"attempts": [*LOST, *SENT]}, asyncio.CancelledError(), (1, 100)),
+        ({"attempts": [*LOST, *UNSENT]}, asyncio.CancelledError(), (1, 0)),
         ({"attempts": SENT, "status": 400}, None, (1, 0)),
-        ({"attempts": [*SENT, *UNSENT]}, UpstreamFailed("refused", Phase.CONNECT), (1, 0)),
+        ({"attempts": [*LOST, *VAIN]}, UpstreamFailed("refused", Phase.CONNECT), (1, 0)),
     ],
 )
 def test_what_is_charged_in_the_end(told: dict[str, Any], exc: BaseException | None, charged: tuple[int, int]) -> None:

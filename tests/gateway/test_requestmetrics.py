@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.backend import Backend
-from gateway.errors import Phase, UpstreamFailed
+from gateway.errors import ClientGone, Phase, UpstreamFailed
 from gateway.exchange import Attempt, Call, Dialect, Endpoint, Exchange, Tally
 from gateway.exposition import TEXT, exposed
 from gateway.metrics import Numbers
@@ -20,7 +20,7 @@ def exchange(url: str, decision: Dispatch | None = None, failure: str = "") -> E
     x = Exchange("r", 100.0, CHAT, call=Call(CHAT, "m", "m", "p", []), queued_at=100.1)
     backend = Backend(url, "p", "b", 80, b"b")
     attempt = Attempt(backend, decision or Dispatch(Job(1, "t", 0.0), url), 100.2, lambda now: None, Tally())
-    attempt.connected_at, attempt.ended_at, attempt.failure = 100.2, 100.5, failure
+    attempt.connected_at, attempt.ended_at, attempt.failure, attempt.failed = 100.2, 100.5, failure, bool(failure)
     x.attempts.append(attempt)
     x.end(100.5, UpstreamFailed("no", Phase.SENT) if failure else None)
     return x
@@ -37,6 +37,16 @@ def test_b142_series_of_backends_that_are_gone_disappear() -> None:
     page = exposed(metrics.metrics(alive), TEXT).decode()
     assert page.count("headrace_upstream_failures_total{") == 2 and 'backend="http://b1"' in page
     assert len(metrics.failures.values) == len(metrics.failures.texts) == 2
+
+
+def test_an_attempt_that_its_client_gave_up_is_no_failure_of_its_backend() -> None:
+    """It is told of among those who left."""
+    metrics = PoolMetrics()
+    x = exchange("http://b", failure="cancelled")
+    x.attempts[0].failed = False
+    x.end(100.5, ClientGone())
+    metrics.count(x, None)
+    assert not metrics.failures.values
 
 
 def test_dispatches_are_told_by_what_they_did_for_the_cache() -> None:

@@ -28,7 +28,7 @@ class Scripted(Reading):
 def attempt(dispatched: float, connected: float, ended: float, failure: str = "") -> Attempt:
     backend = Backend("http://b", "p", "b", 80, b"b")
     told = Attempt(backend, Dispatch(Job(1, "t", 0.0), "http://b"), dispatched, lambda now: None, Tally())
-    told.connected_at, told.ended_at, told.failure = connected, ended, failure
+    told.connected_at, told.ended_at, told.failure, told.failed = connected, ended, failure, bool(failure)
     return told
 
 
@@ -53,6 +53,14 @@ def test_parts_of_a_second_try_count_both_backends() -> None:
     failed, good = attempt(100.1, 100.2, 100.6, "upstream_error"), attempt(100.7, 100.7, 102.0)
     x = exchange(failed, good, meter=Scripted(101.0, 101.5), ended=102.0)
     assert parts(x) == pytest.approx(Parts(0.1, 0.1, 0.1, 0.7))
+
+
+def test_waiting_in_vain_for_another_try_is_waiting() -> None:
+    """The time after a failed attempt is nobody's but the queue's, and who leaves then leaves it."""
+    x = exchange(attempt(100.1, 100.2, 100.6, "upstream_error"), ended=105.6)
+    assert parts(x) == pytest.approx(Parts(0.1, 5.0, 0.1, 0.4))
+    x.end(105.6, ClientGone())
+    assert phase(x) == "queue"
 
 
 def test_time_per_token_leaves_the_first_one_out() -> None:

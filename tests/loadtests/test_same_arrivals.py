@@ -6,9 +6,14 @@ parsed, real jobs made of their bytes, pools, slots, futures, timers and meters 
 whose time is the simulator's. Engines, arrivals and the moments at which signals arrive are then the same by
 construction, and whatever the gateway adds or forgets shows as another line in the log: who went where, and when.
 
-What must differ is left out once and measured once. The simulator tells of every token as it comes; the gateway counts
-tokens every 10 to 20 ms, since a call for each would cost too much. For the exact comparison it counts at once; with
-its own pace the runs must still agree in nearly all that matters.
+Exact, to the nanosecond and line by line, is the log of streamed calls when the gateway counts tokens at once: every
+dispatch, its backend and its moment, every refusal and its reason. The gateway asks what is due more often than the
+simulator does, at one moment too, and that may change nothing.
+
+Not exact is the gateway's own pace. The simulator tells of every token as it comes; the gateway counts tokens every 10
+to 20 ms, since a call for each would cost too much, and ends the prefill of an answer that does not stream when it next
+looks. With these the runs must still agree in nearly all that matters. Failures, retries, clients that leave and other
+gateways are not in these runs.
 """
 
 from __future__ import annotations
@@ -79,7 +84,7 @@ def calls(seed: int, *, streamed: float) -> tuple[list[Call], dict[int, str]]:
         request = Request(
             at_s, tokens, rng.randint(1, 300), digests([prompts[number + 1].encode()], digest_seed), PIECE
         )
-        limit_s = rng.choice((3.0, 8.0, 30.0))
+        limit_s = rng.choice((2.0, 5.0, 30.0))
         tenant, class_ = rng.choice(("t0", "t1", "t1")), rng.choice(("interactive", "interactive", "batch"))
         made.append(Call(number + 1, request, int(at_s * S), limit_s, tenant, class_, streamed=rng.random() < streamed))
     return made, prompts
@@ -308,7 +313,7 @@ def compare(
         loop.close()
 
 
-@pytest.mark.parametrize("seed", [1, 3, 7])
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_the_gateway_decides_as_the_simulator_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every dispatch and every refusal, to the nanosecond, of a run past saturation with waiting, warm and cold
     prompts, deadlines, two classes and two tenants."""
@@ -322,12 +327,18 @@ def test_the_gateway_decides_as_the_simulator_says(seed: int, monkeypatch: pytes
 @pytest.mark.parametrize("streamed", [1.0, 0.7])
 def test_the_gateways_own_pace_changes_little(streamed: float) -> None:
     """Tokens counted every 10 to 20 ms instead of at once, and prefills of whole answers ended when somebody waits
-    instead of when they should have: as many calls are served, as soon."""
-    (simulated, alone), (lived, inside) = compare(*calls(3, streamed=streamed))
-    served = [sum(call.first_ps is not None for call in done) for done in (alone, inside)]
-    assert abs(served[0] - served[1]) <= 0.03 * CALLS, served
-    ttfts = [sorted(call.ttft_s for call in done if call.ttft_s is not None) for done in (alone, inside)]
+    instead of when they should have: as many calls are served, as soon. Of three seeds together: one call that goes
+    elsewhere moves hundreds after it."""
+    runs = [compare(*calls(seed, streamed=streamed)) for seed in (1, 2, 3)]
+    ttfts = [sorted(call.ttft_s for run in runs for call in run[side][1] if call.ttft_s is not None) for side in (0, 1)]
+    assert abs(len(ttfts[0]) - len(ttfts[1])) <= 0.02 * len(runs) * CALLS
     for share in (0.5, 0.75):
-        a, b = (each[int(share * len(each))] for each in ttfts)
-        assert abs(a - b) <= 0.3 * max(a, b) + 0.05, ttfts
-    assert len(simulated) == len(lived) == CALLS
+        alone, inside = (each[int(share * len(each))] for each in ttfts)
+        assert abs(alone - inside) <= 0.25 * max(alone, inside) + 0.05, (
+            share,
+            alone,
+            inside,
+            len(ttfts[0]),
+            len(ttfts[1]),
+        )
+    assert all(len(log) == CALLS for run in runs for log, _ in run)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
+from gateway import assembly
 from gateway.config import parse
+from gateway.discovery import Endpoint, Undiscoverable
+from gateway.fleetadmin import change
 from tests.faults.fakes import DONE, Fake, FakeConnection, event, healthy
 from tests.faults.process import DIGEST, KEY, pool
 from tests.faults.rawclient import Response, chat
@@ -196,6 +200,51 @@ async def test_other_limits_get_back_what_was_held_under_those_before() -> None:
             left = {str(each.limit.kind): each.used for each in house.gateway.quota.usage()["t"]}
             assert left["concurrent"] == 0
             assert left["tokens"] < min(50, held["tokens"])
+
+
+async def test_backends_are_back_when_nobody_asks_for_their_health_any_more() -> None:
+    """A path that answers nothing good took them out; without probes nothing would ever bring them back."""
+    async with Fake(healthy, control=lambda _: (404, b"{}")) as fake:
+        config = pool(fake.url)
+        config["pools"]["p"]["health"] = {"path": "/nowhere", "interval": "100ms"}
+        async with House(config, [fake]) as house:
+            await house.eventually(lambda: len(fake.probes) > 3, "it is probed")
+            assert (await house.ask(chat())).status == 503
+            config["pools"]["p"]["health"] = {"interval": "0s"}
+            apply(house, config)
+            assert (await house.ask(chat())).status == 200
+
+
+async def test_what_cannot_be_done_here_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discovery by Kubernetes where there is none: no part of such a configuration holds."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    config = pool("http://127.0.0.1:1")
+    async with House(config, []) as house:
+        gateway = house.gateway
+        before, pools = gateway.generation, gateway.dispatcher.pools.copy()
+        config["pools"]["k"] = {"discovery": {"kubernetes": {"service": "vllm", "port": 8000}}}
+        config["models"] = {"m": {"pool": "p"}, "k": {"pool": "k"}}
+        with pytest.raises(Undiscoverable):
+            apply(house, config)
+        assert gateway.generation is before
+        assert gateway.dispatcher.pools == pools
+
+
+async def test_backends_that_were_found_or_added_get_the_settings_of_their_pool() -> None:
+    """As those do that stand in the file: they are the same backends, with other clocks."""
+    config = pool("http://127.0.0.1:1")
+    told = config["pools"]["p"]
+    config["pools"]["q"] = {name: told[name] for name in ("engine", "timeouts", "health", "signals")}
+    config["pools"]["q"]["discovery"] = {"dns": "nowhere.invalid:1"}
+    config["models"] = {"m": {"pool": "p"}, "n": {"pool": "q"}}
+    async with House(config, []) as house:
+        fleet, settings = house.gateway.fleet, house.gateway.settings
+        change(fleet, "add", "p", "http://127.0.0.1:2", partial(assembly.backend, settings), 0.0)
+        fleet.discovered(fleet.rosters["q"], [Endpoint("127.0.0.1", 3)])
+        told["timeouts"]["idle"] = "7s"
+        apply(house, config)
+        found = {name: each for rest in house.gateway.dispatcher.pools.values() for name, each in rest.backends.items()}
+        assert {name[-1]: backend.timeouts.idle for name, backend in found.items()} == {"1": 7.0, "2": 7.0, "3": 7.0}
 
 
 async def test_residency_is_kept() -> None:

@@ -75,7 +75,17 @@ def test_at_most_half_of_a_pool_is_ejected_while_the_rest_serves() -> None:
     assert [state(health, name, 0.2) for name in NAMES] == [State.EJECTED, State.EJECTED, State.UP, State.UP]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_only_backend_stays_for_its_faults_and_goes_when_nobody_is_there() -> None:
+    """What it answers tells a client more than that it is out; where nothing answers there is nothing to tell."""
+    health = pool(1)
+    assert not any(health.ended("a", Found.FAULT, 0.1 * number) for number in range(20))
+    assert health.verdicts(2.0)["a"].open
+    health.ended("a", Found.REFUSED, 2.1)
+    assert health.ended("a", Found.REFUSED, 2.2)
+    assert not health.verdicts(2.2)["a"].open
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
 def test_all_are_ejected_when_all_fail(count: int) -> None:
     """Then it is really all down, and who asks is told so at once."""
     health = pool(count)
@@ -321,3 +331,21 @@ def test_whatever_happens(steps: list[tuple[str, Any, float]]) -> None:
             trials[name] = False
             health.ended(name, Found.GOOD, now, trial=trial, tokens=100)
     assert all(verdict.open for verdict in health.verdicts(now + 2 * RULES.ramp_s).values())
+
+
+def test_a_witness_that_is_not_asked_any_more_has_said_nothing() -> None:
+    """Without probes nobody is down, without ejection nobody is on trial. What the other one said holds."""
+    health = pool(probed=True)
+    for name in NAMES:
+        health.probed(name, name != "a", 0.5)
+        health.probed(name, name != "a", 0.6)
+    for now in (1.0, 1.1):
+        health.ended("b", Found.REFUSED, now)
+    assert [state(health, name, 1.2) for name in "abc"] == [State.DOWN, State.EJECTED, State.UP]
+    health.configure(RULES, probed=False)
+    assert [state(health, name, 1.2) for name in "abc"] == [State.UP, State.EJECTED, State.UP]
+    health.started("b", 9.0)
+    health.configure(HealthRules(eject=False), probed=False)
+    assert [state(health, name, 9.0) for name in "abc"] == [State.UP] * 3
+    assert not health.ended("b", Found.FAULT, 9.1, trial=True)
+    assert state(health, "b", 9.1) is State.UP

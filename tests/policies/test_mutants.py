@@ -58,12 +58,12 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "return fits",
     ),
     "a flow stays stale after its head has gone": (
-        "queues",
+        "lanes",
         "            elif lane.shown is item:\n                lane.show()\n",
         "",
     ),
     "a flow that had too much is never shown again": (
-        "queues",
+        "lanes",
         "            elif lane.later:\n                lane.later = False\n                lane.show()\n",
         "            elif lane.later:\n                lane.later = False\n",
     ),
@@ -159,6 +159,17 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "            self._room.tier(ticket).queue.show(ticket)\n",
         "            pass\n",
     ),
+    "a prompt that is no longer warm keeps its turn": (
+        "scheduler",
+        "if self._pool.assess(ticket):",
+        "if self._pool.assess(ticket) and False:",
+    ),
+    "what has become shorter is seen one look later": (
+        "scheduler",
+        "                again = bool(held)\n                continue\n",
+        "                continue\n",
+    ),
+    "one that was held is woken when it once should have been": ("waiting", "if latest < ticket.wake:", "if False:"),
     "parked for ever": (
         "waiting",
         "                ticket.parked = False\n                self.requeue(ticket)\n",

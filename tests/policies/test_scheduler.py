@@ -345,6 +345,59 @@ def test_waiters_that_nobody_can_serve_any_more_are_told() -> None:
     assert [(each.job.id, each.reason) for each in found if isinstance(each, Drop)] == [(waiting, Reason.NO_BACKEND)]
 
 
+def test_a_prompt_that_is_no_longer_warm_loses_its_turn() -> None:
+    """It stood before a shorter one for what was cached of it. It may not keep that place, nor may a second look at the
+    same moment be needed to see it, when the streams can afford the shorter prefill alone."""
+    scene = Scene()
+    running, _ = scene.submit(100)
+    scene.first(running)
+    holder, _ = scene.submit(9000, prefix=prefix("p", 32))
+    scene.submit(9000, prefix=prefix("p", 32))
+    shorter, _ = scene.submit(5000)
+    scene.scheduler._pool.losses.add(9000, 4500, 9.0)
+    scene.scheduler.tokens(running, 70, scene.now)  # seven seconds saved; nine times 5/9 and a margin are six
+    assert numbers(scene.leave(holder, Ending.DROPPED)) == [shorter]
+    assert scene.due() == []
+
+
+def test_a_prompt_that_has_become_warm_goes_before_the_one_that_was_held() -> None:
+    """The backend that was kept for the one before it is its own, and no second look is needed to see that."""
+    scene = Scene(2)
+    first, second = ({"candidates": frozenset({name})} for name in ("b0", "b1"))
+    running, _ = scene.submit(20_000, prefix=prefix("p", 10), **first)
+    other, _ = scene.submit(20_000, **second)
+    warmer, _ = scene.submit(5000, prefix=prefix("p", 19), **first)
+    becomes, _ = scene.submit(9000, prefix=prefix("p", 19))  # 6,440 tokens at first, 4,136 after the warmer
+    scene.submit(5500)
+    small, _ = scene.submit(100, **second)  # keeps b1 open, to small prefills alone
+    assert numbers(scene.first(running)) == [warmer]
+    scene.scheduler._pool.losses.add(9000, 4500, 9.0)
+    scene.scheduler.tokens(running, 45, scene.now)  # enough for 4,136 tokens, not for 5,500
+    scene.scheduler.tokens(other, 5, scene.now)
+    assert numbers(scene.leave(warmer)) == [small, becomes]
+    assert scene.due() == []
+
+
+def test_the_timer_follows_what_prefills_are_found_to_take() -> None:
+    """A job that was held is refused when its deadline is out of reach, though it once seemed to be so later only; and
+    not before the scheduler asked to be called."""
+    scene = Scene(rules=Rules(samples=1))
+    running, _ = scene.submit(100)
+    scene.first(running)
+    scene.scheduler._pool.losses.add(10_000, 5000, 99.0)
+    scene.scheduler._pool.times.add(10_000, 5000, 1.0)
+    late, _ = scene.submit(10_000, deadline=5.0)
+    scene.scheduler._pool.times.add(10_000, 5000, 9.0)
+    assert scene.due() == []
+    deadline = scene.scheduler.next_deadline()
+    assert deadline is not None
+    assert abs(deadline - (5.0 - scene.scheduler._pool.times.expect(10_000, 10_000))) < 1e-9
+    assert scene.at(deadline - 1e-6) == []
+    assert [(each.job.id, each.reason) for each in scene.at(deadline) if isinstance(each, Drop)] == [
+        (late, Reason.DEADLINE)
+    ]
+
+
 def test_a_new_backend_is_not_taken_for_a_warm_one() -> None:
     """What every backend held is not held by one that has just come."""
     scene = Scene(view=BackendView("", concurrency=1))

@@ -188,6 +188,12 @@ def test_random_histories_keep_every_promise(plan: Plan) -> None:
         assert len(world.finished) > 10  # it was a busy one
 
 
+def test_asking_does_not_change_whose_turn_it_is() -> None:
+    """A history in which a tenant that was ahead of its share had left entries in the queue: they set the bound for the
+    others until somebody looked, as whoever publishes does."""
+    assert len(Chance(replace(PLANS[2], seed=303)).run(400).finished) > 10
+
+
 def test_chance_reaches_what_is_promised_about() -> None:
     """The random histories are not idle: every word for why a job waited or was refused comes up, and most jobs run."""
     words: set[str] = set()

@@ -155,6 +155,7 @@ class World:
         if (run := self.runs.get(job_id)) is not None:
             run.prefilling, run.streaming = False, True
             run.output += n
+        self._note_unseen()
         self._note_idle()
         self.check()
         if wanted["primary"]:
@@ -234,10 +235,7 @@ class World:
         for gateway, at in list(self.heard.items()):
             if self.now - at > self.rules.peer_silence_s - 1e-9:
                 self._forget(gateway)
-        for run in self.runs.values():
-            if run.prefilling and not run.job.streamed and not self._prefilling(run):
-                assert run.job.output_tokens, "the prefill of one-shot work ended before its end"
-                run.prefilling = False
+        self._note_unseen()
         self._note_idle()
         for decision in decisions:
             self._apply(decision, quanta)
@@ -550,6 +548,13 @@ class World:
     def _left_queue(self, job: Job) -> None:
         if not any(each.class_ == job.class_ for each in self.waiting.values()):
             self.owed[job.class_] = 0.0
+
+    def _note_unseen(self) -> None:
+        """Prefills that nobody sees may have ended, for their time or for the pace of the streams."""
+        for run in self.runs.values():
+            if run.prefilling and not run.job.streamed and not self._prefilling(run):
+                assert run.job.output_tokens, "the prefill of one-shot work ended before its end"
+                run.prefilling = False
 
     def _note_idle(self) -> None:
         for name in self.views:
