@@ -194,7 +194,8 @@ class Slot:
     async def _placed(self) -> Placed | Drop:
         """What its pool decides about the request. Its wait for a turn begins when the pool wakes."""
         job = self._dispatcher.job(self._pool, self._exchange, self._id)
-        job.arrived = max(job.arrived, self._woken_at)
+        if self._woken_at:
+            job.arrived = self._woken_at
         placed = self._pool.submit(job)
         if isinstance(placed, asyncio.Future):
             try:

@@ -157,7 +157,7 @@ class Model(Section):
         """Every pool where its requests, or copies of them, may go."""
         new = (self.canary.pool,) if self.canary is not None and self.canary.pool else ()
         copied = (self.shadow.pool,) if self.shadow is not None else ()
-        return tuple(dict.fromkeys((self.pool, *self.fallback, *new, *copied)))
+        return (self.pool, *self.fallback, *new, *copied)
 
 
 class Class(Section):
