@@ -78,6 +78,7 @@ class Admin:
                 Route("/admin/tenants", self._guarded(self.tenants)),
                 Route("/admin/backends", self._guarded(self.backends)),
                 Route("/admin/backends/{action}", self._guarded(self.change_backends), methods=["POST"]),
+                Route("/admin/canary", self._guarded(self.canary)),
                 Route("/admin/usage", self._guarded(self.usage)),
                 Route("/admin/config", self._guarded(self.config)),
                 Route("/admin/reload", self._guarded(self.reload), methods=["POST"]),
@@ -128,7 +129,8 @@ class Admin:
     async def tenants(self, _: Request) -> Response:
         """`GET /admin/tenants`: what each may use, and what it uses of it now."""
         subject = self._subject
-        return _json({"tenants": overview(subject.generation, subject.quota, subject.active, time.time())})
+        told = overview(subject.generation, subject.quota, subject.doors, subject.active, time.time())
+        return _json({"tenants": told})
 
     async def backends(self, _: Request) -> Response:
         """`GET /admin/backends`: what each is now and why, and what its engine says."""
@@ -145,6 +147,10 @@ class Admin:
             raise Refused(INVALID_REQUEST, f"The body names a backend: {error}.") from error
         make = partial(assembly.backend, subject.generation.settings)
         return _json(change(subject.fleet, action, told.pool, told.url, make, subject.clock()))
+
+    async def canary(self, _: Request) -> Response:
+        """`GET /admin/canary`: how each canary compares with what it would replace, as far as this process saw."""
+        return _json({"canaries": self._subject.telemetry.versions.told()})
 
     async def usage(self, request: Request) -> Response:
         """`GET /admin/usage[?from=TIME][&to=TIME][&by=hour][&format=csv]`: what tenants used of which models, in whole

@@ -11,50 +11,35 @@ from functools import partial
 from itertools import count
 from random import Random
 from secrets import token_hex
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
-
-from gateway import answers, assembly
+from gateway import assembly, entitled, poolmetrics
 from gateway.client import Buffers, Client
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
+from gateway.doors import Doors
 from gateway.errors import (
     INTERNAL_ERROR,
-    METHOD_NOT_ALLOWED,
     SHUTTING_DOWN,
-    UNKNOWN_URL,
     GatewayError,
-    Refused,
     Unavailable,
 )
-from gateway.exchange import Dialect, Exchange, Header
+from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.jobs import Jobs
 from gateway.ledger import Ledger
 from gateway.metrics import Family, Gauge
-from gateway.models import Models
 from gateway.proxy import proxy
 from gateway.quota import Quota
+from gateway.rest import cors
 from gateway.roster import Search
+from gateway.shadows import Shadows
 from gateway.telemetry import Telemetry
 from gateway.turn import Turn
 from gateway.upstream import Upstream
 from gateway.vitals import Vitals
-from gateway.wire import ENDPOINTS
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # a client's own id that may stand in logs and headers
 TIDY_S = 1.0  # how often it is looked whether a pool that was taken out is done
-SHOWN = 200  # characters of a path that are told back
-EXPOSED = (
-    b"x-request-id, x-headrace-class, x-headrace-reason, retry-after, retry-after-ms, x-should-retry, "
-    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
-    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
-)
 
 logger = logging.getLogger("headrace")
 
@@ -68,9 +53,9 @@ class Gateway:
         """`log` takes the lines of requests; `also` yields the metrics of what lies around the gateway."""
         self._also = also
         self.clock = time.monotonic
-        jobs = Jobs(assembly.seeds(settings))
+        jobs = Jobs(entitled.seeds(settings))
         self.dispatcher = Dispatcher(jobs, self.clock)
-        self.quota = Quota(assembly.store(settings, self.clock), assembly.limits(settings), jobs)
+        self.quota = Quota(assembly.store(settings, self.clock), entitled.limits(settings), jobs)
         self.upstream = Upstream(self.clock)
         self.fleet = Fleet(
             self.dispatcher.pools,
@@ -87,6 +72,14 @@ class Gateway:
         self.vitals.on_strain = self._strained
         self.ledger = Ledger(time.time, self.telemetry.label)
         self.buffers = Buffers(settings.server.max_buffered)
+        self.doors = Doors()
+        self.shadows = Shadows(
+            self.dispatcher,
+            self.upstream,
+            self.buffers,
+            self.clock,
+            Random(),  # noqa: S311 (samples)
+        )
         self.leaving = False
         self.draining = False
         self.active: set[Exchange] = set()
@@ -96,7 +89,8 @@ class Gateway:
         self._used: dict[bytes, float] = {}  # keys
         self._leaving: dict[str, int] = {}  # pools, each with the first generation that knows nothing of it
         self._tidying: asyncio.TimerHandle | None = None
-        self.generation = assembly.generation(1, settings, self._created, self._used)
+        self.generation = entitled.generation(1, settings, self._created, self._used)
+        self.telemetry.versions.configure(self.generation.catalog.canaries())
         assembly.fit(self.dispatcher.pools, settings, self.clock, self._rng)
 
     def __repr__(self) -> str:
@@ -109,12 +103,14 @@ class Gateway:
         if self.tracer is not None:
             await self.tracer.__aenter__()
         await self.fleet.__aenter__()
+        await self.shadows.__aenter__()
         self._plan(self.settings, assembly.searches(self.settings, self._rng))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         if self._tidying is not None:
             self._tidying.cancel()
+        await self.shadows.__aexit__(*exc)
         await self.fleet.__aexit__(*exc)
         self.dispatcher.close()
         await self.vitals.__aexit__(*exc)
@@ -133,12 +129,14 @@ class Gateway:
         queues, what was learned, connections. A pool that is not named any more serves those who began before. Raises
         OSError or Undiscoverable, and changes nothing, where backends cannot be looked for as `settings` say."""
         searches = assembly.searches(settings, self._rng)
-        now = assembly.generation(self.generation.number + 1, settings, self._created, self._used)
+        now = entitled.generation(self.generation.number + 1, settings, self._created, self._used)
         pools = self.dispatcher.pools
         assembly.fit(pools, settings, self.clock, self._rng)
-        self.dispatcher.jobs.reseed(assembly.seeds(settings))
-        self.quota.apply(assembly.limits(settings))
+        self.dispatcher.jobs.reseed(entitled.seeds(settings))
+        self.quota.apply(entitled.limits(settings))
         self.telemetry.configure(settings)
+        self.telemetry.versions.configure(now.catalog.canaries())
+        self.shadows.keep(settings.pools)
         self.buffers.budget = settings.server.max_buffered
         self._leaving = {name: self._leaving.get(name, now.number) for name in pools if name not in settings.pools}
         self.generation = now
@@ -171,8 +169,9 @@ class Gateway:
     def metrics(self) -> Iterator[Family]:
         """What each part tells of itself, when somebody scrapes."""
         yield from self.telemetry.metrics(self.dispatcher.alive())
-        yield from self.dispatcher.metrics()
-        yield from self.dispatcher.costs()
+        yield self.dispatcher.fallbacks
+        yield from poolmetrics.metrics(self.dispatcher.pools)
+        yield from poolmetrics.costs(self.dispatcher.pools, self.clock())
         yield from self.ledger.metrics()
         yield from self.quota.metrics()
         yield from self.fleet.metrics()
@@ -181,6 +180,7 @@ class Gateway:
         yield from self.upstream.metrics()
         yield from self.buffers.metrics()
         yield from self.vitals.metrics()
+        yield from self.shadows.metrics()
         streams = sum(x.call is not None and x.call.stream for x in self.active)
         yield from self._also()
         yield Gauge("headrace_open_requests", "Requests under way, in whatever phase.").of({(): len(self.active)})
@@ -198,6 +198,7 @@ class Gateway:
     def stop_queueing(self) -> None:
         """From now on no request is taken, and those that wait are refused. Running ones go on."""
         self.draining = True
+        self.shadows.close()
         self.dispatcher.refuse_waiting(shutting_down())
 
     def stop_running(self) -> None:
@@ -231,6 +232,8 @@ class Gateway:
             self.active.discard(x)
             self.telemetry.record(x)
             self.ledger.record(x)
+            if began.catalog.shadows:
+                self.shadows.cast(x, began.catalog.shadows)
             x.let_go()
 
     def _greet(self, client: Client, x: Exchange) -> None:
@@ -250,51 +253,3 @@ class Gateway:
 
 def shutting_down() -> Unavailable:
     return Unavailable(SHUTTING_DOWN, "The gateway is shutting down.", retry_after=1.0)
-
-
-def cors(origin: bytes) -> list[Header]:
-    """What a page of an allowed origin must see to read an answer; errors carry it too."""
-    return [
-        (b"access-control-allow-origin", origin),
-        (b"access-control-expose-headers", EXPOSED),
-        (b"vary", b"origin"),
-    ]
-
-
-def unknown(request: Request, error: HTTPException) -> tuple[Refused, list[Header]]:
-    """A path that leads nowhere, or a method that it does not take and the headers that say which it does."""
-    path: str = request.scope["path"]
-    shown = path if len(path) <= SHOWN else path[:SHOWN] + "..."
-    allowed = "POST" if path in ENDPOINTS else (error.headers or {}).get("Allow")
-    if allowed is None:
-        return Refused(UNKNOWN_URL, f"Unknown request URL: {request.method} {shown}."), []
-    message = f"{shown} takes {allowed}, not {request.method}."
-    return Refused(METHOD_NOT_ALLOWED, message), [(b"allow", allowed.encode())]
-
-
-def api(gateway: Gateway) -> Any:
-    """The ASGI application for everything that is not inference: models, and telling what is not there."""
-
-    async def refused(request: Request, error: Exception) -> Response:
-        more: list[Header] = []
-        if isinstance(error, HTTPException):
-            error, more = unknown(request, error)
-        assert isinstance(error, GatewayError)
-        request_id = next(gateway.request_ids)
-        status, headers, body = answers.refusal(error, Dialect.OTHER, request_id)
-        headers += [*more, (b"x-request-id", request_id.encode())]
-        return Response(body, status, {name.decode(): value.decode() for name, value in headers})
-
-    rest = Starlette(
-        routes=Models(gateway).routes(),
-        exception_handlers={404: refused, 405: refused, GatewayError: refused},
-    )
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        allowed, exposed = gateway.settings.server.cors, EXPOSED.decode().split(", ")
-        called: Any = rest
-        if allowed:
-            called = CORSMiddleware(rest, allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
-        await called(scope, receive, send)
-
-    return application

@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import time
-from collections.abc import Iterable
 from functools import partial
 from random import Random
 from secrets import token_hex
 from urllib.parse import urlsplit
 
 from gateway import schema
-from gateway.auth import Key, KeyRing
 from gateway.backend import Backend, Timeouts
-from gateway.catalog import ANY, Catalog, Model, Tenant
+from gateway.catalog import ANY
 from gateway.discovery import ACCOUNT, Cluster, Dns, Kubernetes, Source
-from gateway.generation import Generation
-from gateway.isolation import Seeds, salt
 from gateway.pool import Pool
 from gateway.poolschema import Discovery
 from gateway.reply import Clock
@@ -28,94 +23,13 @@ from gateway.signals import Vocabulary, vocabularies
 from gateway.stores import MemoryStore, Store
 from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
+from gateway.waking import Waking
 from gateway.watch import Plan
-from policies.limits import Kind, Limit
 from policies.retry import RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
 from policies.types import BATCH, ClassPolicy
 from policies.verdicts import HealthRules
-
-ANONYMOUS = "anonymous"
-UNKEYED = b"headrace"
-
-
-def generation(number: int, settings: schema.Config, created: int, used: dict[bytes, float]) -> Generation:
-    """What requests are judged by under this configuration. `used` is what key rings know of earlier use."""
-    return Generation(
-        number,
-        settings,
-        key_ring(settings, time.time, used),
-        catalog(settings, created),
-        frozenset(origin.encode() for origin in settings.server.cors),
-    )
-
-
-def catalog(settings: schema.Config, created: int) -> Catalog:
-    """All models, with how their pools' engines are to be spoken to."""
-    return Catalog(
-        (
-            Model(
-                name,
-                model.pool,
-                model.upstream_name or (None if name == ANY else name),
-                tuple(model.aliases),
-                takes_salt=settings.pools[model.pool].isolates,
-                fallback=tuple(model.fallback),
-            )
-            for name, model in settings.models.items()
-        ),
-        created,
-    )
-
-
-def key_ring(settings: schema.Config, wall_clock: Clock, used: dict[bytes, float]) -> KeyRing:
-    """The keys of all tenants; the configuration guarantees that there is an anonymous one on loopback only."""
-    if not settings.tenants:
-        return KeyRing([], Tenant(ANONYMOUS, classes=tuple(settings.classes)), wall_clock)
-    return KeyRing(_keys(settings), None, wall_clock, used)
-
-
-def _keys(settings: schema.Config) -> Iterable[Key]:
-    secret = _secret(settings)
-    for name, told in settings.tenants.items():
-        group = told.trust_group or name
-        tenant = Tenant(
-            name,
-            tuple(told.models),
-            tuple(told.classes),
-            told.weight,
-            trust_group=group,
-            salt=salt(secret, group) if secret else "",
-            operator=told.operator,
-            residency=tuple(told.residency),
-            content=told.content,
-        )
-        for number, key in enumerate(told.keys, 1):
-            expires = key.expires.timestamp() if key.expires else None
-            yield Key(key.id or f"{name}-{number}", bytes.fromhex(key.sha256), tenant, expires)
-
-
-def limits(settings: schema.Config) -> dict[str, list[Limit]]:
-    """The limits of each tenant, those for all its models together first."""
-    return {
-        name: [
-            *_limits("", tenant.limits),
-            *(each for model, told in tenant.limits.models.items() for each in _limits(model, told)),
-        ]
-        for name, tenant in settings.tenants.items()
-    }
-
-
-def _limits(model: str, told: schema.Limits) -> Iterable[Limit]:
-    for kind, amount in (
-        (Kind.REQUESTS, told.requests_per_minute),
-        (Kind.TOKENS, told.tokens_per_minute),
-    ):
-        if amount is not None:
-            yield Limit(kind, amount, max(1, round(amount * told.burst)), model)
-    if told.concurrent is not None:
-        yield Limit(Kind.CONCURRENT, told.concurrent, model=model)
 
 
 def store(settings: schema.Config, clock: Clock) -> Store:
@@ -143,17 +57,6 @@ def tracer(settings: schema.Config, rng: Random) -> Tracer | None:
     return Tracer(Collector(told.otlp.reveal(), resource), told.sample, rng)
 
 
-def seeds(settings: schema.Config) -> Seeds:
-    """Keyed by the configured secret. Without one there is nobody to keep apart, and replicas and restarts must still
-    agree on whose favourite a prompt is."""
-    return Seeds(_secret(settings) or UNKEYED)
-
-
-def _secret(settings: schema.Config) -> bytes:
-    secret = settings.security.secret
-    return secret.reveal().encode() if secret is not None else b""
-
-
 def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Random) -> None:
     """Make the pools what the configuration says: those that it names are changed, or made with their backends; others
     stay as they are. Which backends a pool has later is the fleet's to say."""
@@ -164,26 +67,38 @@ def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Rand
             scheduler = Scheduler(rng, routing=told.routing, classes=classes, rules=_rules(settings, name))
             retries = RetryBudget(retries=told.retries.attempts, share=told.retries.budget, rng=rng)
             pool = pools[name] = Pool(name, (), scheduler, retries, clock)
-            _judging(pool, settings, told)
+            _judging(pool, settings, told, clock)
             pool.observe(backends(name, told))
         else:
             pool.configure(told.routing, classes, retries=told.retries.attempts, share=told.retries.budget)
-            _judging(pool, settings, told)
+            _judging(pool, settings, told, clock)
 
 
-def _judging(pool: Pool, settings: schema.Config, told: schema.Pool) -> None:
-    """How the pool judges its backends from now on."""
+def _judging(pool: Pool, settings: schema.Config, told: schema.Pool, clock: Clock) -> None:
+    """How the pool judges its backends and waits for them from now on."""
     rules = told.health
     pool.probed = rules.interval > 0
     pool.health.configure(HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject), probed=pool.probed)
     if not pool.probed:
         pool.eligible.forget()  # nobody asks any more what they serve
     pool.eligible.want(_wanted(settings, pool.name))
+    if told.wake is None:
+        if pool.waking is not None:
+            pool.waking.see(awake=True)  # who is held asks once more, and is refused
+        pool.waking = None
+    elif pool.waking is None:
+        pool.waking = Waking(told.wake.hold, told.wake.max_held, clock)
+    else:
+        pool.waking.configure(told.wake.hold, told.wake.max_held)
 
 
 def _rules(settings: schema.Config, pool: str) -> Rules:
     """The scheduler's constants, with the strictest promise that a model of the pool makes its streams."""
-    promised = [model.slo.itl for model in settings.models.values() if model.pool == pool and model.slo.itl]
+    promised = [
+        model.slo.itl
+        for model in settings.models.values()
+        if model.slo.itl and pool in (model.pool, model.canary and model.canary.pool)
+    ]
     return Rules(objective_s=min(promised)) if promised else Rules()
 
 

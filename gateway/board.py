@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from gateway.dispatch import Dispatcher
+from gateway.doors import Doors
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.fleetadmin import listed
@@ -28,6 +29,7 @@ class Shown(Protocol):
     generation: Generation
     dispatcher: Dispatcher
     quota: Quota
+    doors: Doors
     fleet: Fleet
     telemetry: Telemetry
     vitals: Vitals
@@ -52,7 +54,7 @@ class Board:
         backends = listed(gateway.fleet, now)
         waiting = waits(gateway.active, now)
         queues = queued(gateway.dispatcher.pools, waiting)
-        tenants = overview(gateway.generation, gateway.quota, gateway.active, wall)
+        tenants = overview(gateway.generation, gateway.quota, gateway.doors, gateway.active, wall)
         tenants.sort(key=lambda each: -used(each))
         running = sum(each["running"] for each in backends)
         figures = self._pulse.look(now, queued=sum(each["waiting"] for each in queues), running=running)

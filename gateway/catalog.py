@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from policies.rollout import place
+
 ANY = "*"
 MAX_NAME = 1024  # characters of a name that is looked for; patterns take their time with longer ones
 
@@ -16,7 +18,7 @@ class Tenant:
     first being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
     group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went;
     the prompts of one with `content` stand in traces. `residency` are the regions whose backends may see its prompts;
-    empty: any backend may."""
+    empty: any backend may. It may have so many `connections` open at once; None: any number."""
 
     name: str
     models: tuple[str, ...] = (ANY,)
@@ -27,6 +29,7 @@ class Tenant:
     operator: bool = False
     residency: tuple[str, ...] = ()
     content: bool = False
+    connections: int | None = None
 
     def may_use(self, model: str) -> bool:
         """Whether a name is one that the tenant's `models` mean. A name with `[` or `*` in it means itself, too."""
@@ -34,10 +37,38 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """A new version of what serves a model: `pool`, or these `backends` of its own pool, which is `stable`. It gets the
+    share `weight` of the tenants, or else of their conversations, by their place under `seed`."""
+
+    stable: str
+    weight: float
+    seed: bytes
+    pool: str = ""
+    backends: frozenset[str] = frozenset()
+    by_conversation: bool = False
+
+    def takes(self, tenant: str, conversation: bytes) -> bool:
+        """Whether the new version is the one to ask first."""
+        who = (tenant.encode(), conversation) if self.by_conversation else (tenant.encode(),)
+        return place(self.seed, *who) < self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A pool on trial that gets copies of a share `sample` of a model's requests, so many `at_once`."""
+
+    pool: str
+    sample: float
+    at_once: int
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A name that clients use. `upstream_name` is what the backends call it; None forwards the client's word.
     `counts_usage`: whether the backends understand `stream_options.include_usage`; `takes_salt`: whether they keep
-    caches apart by `cache_salt`. `fallback`: the pools to ask when its own cannot serve it."""
+    caches apart by `cache_salt`. `fallback`: the pools to ask when its own cannot serve it; `canary`: what gets a part
+    of its requests; `shadow`: what gets copies of some."""
 
     name: str
     pool: str
@@ -46,6 +77,8 @@ class Model:
     counts_usage: bool = True
     takes_salt: bool = False
     fallback: tuple[str, ...] = ()
+    canary: Canary | None = None
+    shadow: Shadow | None = None
 
     @property
     def label(self) -> str:
@@ -61,6 +94,14 @@ class Catalog:
         self._any = self._models.pop(ANY, None)
         self._names = {alias: model for model in self._models.values() for alias in model.aliases} | self._models
         self.created = created
+        self.shadows = {model.label: model.shadow for model in self._all() if model.shadow is not None}
+
+    def canaries(self) -> dict[str, Canary]:
+        """By the labels of their models."""
+        return {model.label: model.canary for model in self._all() if model.canary is not None}
+
+    def _all(self) -> list[Model]:
+        return [*self._models.values(), *([self._any] if self._any is not None else [])]
 
     def find(self, tenant: Tenant, name: str) -> Model | None:
         """None both for a model that does not exist and for one that the tenant may not see."""

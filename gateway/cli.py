@@ -12,6 +12,7 @@ import uvloop
 
 from gateway import config
 from gateway.backends import backends
+from gateway.canary import canary
 from gateway.demo import demo
 from gateway.descriptors import NoRoom
 from gateway.discovery import Undiscoverable
@@ -46,6 +47,7 @@ main.add_command(demo)
 main.add_command(doctor)
 main.add_command(emulate)
 main.add_command(backends)
+main.add_command(canary)
 main.add_command(keys)
 main.add_command(logs)
 main.add_command(tenants)

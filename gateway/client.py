@@ -102,7 +102,7 @@ class Client:
     def __init__(self, turn: Turn, *, buffers: Buffers, max_body: int, clock: Clock) -> None:
         self.raw_headers = turn.headers
         self.headers = dict(turn.headers)
-        self._turn = turn
+        self.turn = turn
         self._buffers = buffers
         self._max_body = max_body
         self._clock = clock
@@ -138,7 +138,7 @@ class Client:
             raise Refused(UNSUPPORTED_ENCODING, "Compressed request bodies are not accepted: send it as it is.")
         declared = headers.get(b"content-length", b"0")
         self._admit(int(declared) if declared.isdigit() else 0)
-        body = self._turn.whole()
+        body = self.turn.whole()
         if body is None:
             body = await self._read()
         else:
@@ -157,10 +157,10 @@ class Client:
         try:
             while True:
                 async with asyncio.timeout(BODY_STALL_S):
-                    piece = await self._turn.piece()
-                if self._turn.gone:
+                    piece = await self.turn.piece()
+                if self.turn.gone:
                     raise ClientGone
-                if self._turn.broken:
+                if self.turn.broken:
                     raise Refused(INVALID_REQUEST, "The request body is not valid HTTP/1.1.")
                 if not piece:
                     return b"".join(pieces)
@@ -190,7 +190,7 @@ class Client:
             and not (header[0][:2] == b"x-" and header[0].startswith(NOT_FORWARDED_PREFIXES))
         ]
         call.headers += [(b"accept-encoding", b"identity"), (b"x-request-id", request_id.encode())]
-        call.target = self._target() if self._turn.query else self._turn.endpoint.target
+        call.target = self._target() if self.turn.query else self.turn.endpoint.target
         call.class_ = self.headers.get(b"x-headrace-class", b"").decode("latin-1")
         call.deadline_s = self._patience_s()
         call.again = self.headers.get(b"x-stainless-retry-count", b"0") != b"0"
@@ -206,26 +206,26 @@ class Client:
 
     def _target(self) -> bytes:
         """Path and query for the backend, as sent but for keys that some clients put there."""
-        path = self._turn.endpoint.path.encode()
-        kept = [item for item in self._turn.query.split(b"&") if _parameter(item) not in SECRET_PARAMETERS]
+        path = self.turn.endpoint.path.encode()
+        kept = [item for item in self.turn.query.split(b"&") if _parameter(item) not in SECRET_PARAMETERS]
         return b"%b?%b" % (path, b"&".join(kept)) if kept and kept != [b""] else path
 
     def present(self) -> Presence:
         """`async with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
-        return Presence(self._turn)
+        return Presence(self.turn)
 
     async def relay(self, reply: Reply, exchange: Exchange) -> None:
         """The backend's answer goes to the client. Raises UpstreamFailed; in phase STREAMING it has been told."""
-        await Relay(reply, self._turn, exchange, self._clock).run()
+        await Relay(reply, self.turn, exchange, self._clock).run()
 
     def say_goodbye(self) -> None:
         """The connection closes behind the answer."""
-        self._turn.keep_alive = False
+        self.turn.keep_alive = False
 
     def refuse(self, error: GatewayError, exchange: Exchange) -> None:
         """Tell the client why there is no answer. One that has begun and cannot end as it should is cut off."""
-        if exchange.status and not self._turn.response_complete:
-            self._turn.cut()
+        if exchange.status and not self.turn.response_complete:
+            self.turn.cut()
         if exchange.status or isinstance(error, ClientGone):
             return
         answer = error.answer if isinstance(error, UpstreamFailed) else None
@@ -235,7 +235,7 @@ class Client:
             told = [header for header in answer.headers if header[0] != b"x-should-retry"]
             retry = (b"x-should-retry", b"true" if error.retry else b"false")
             answer = answer._replace(headers=[*told, retry])
-        send(answer, self._turn, exchange)
+        send(answer, self.turn, exchange)
 
 
 def _parameter(item: bytes) -> bytes:

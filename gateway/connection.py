@@ -61,6 +61,8 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._endpoints = endpoints
         self._infer = infer
+        self.owner = ""  # the tenant, where its connections are counted
+        self.on_closed: Callable[[], None] | None = None
         self._turn: Turn | None = None  # the one that is being answered
         self._idle_bytes = 0  # since a request began or its body grew: of a head, of trailers, of chunk extensions
         self._in_head = False
@@ -78,6 +80,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        if self.on_closed is not None:
+            self.on_closed()
         turn, self._turn = self._turn, None
         if isinstance(self.cycle, Turn):
             self.cycle = None  # type: ignore[assignment]

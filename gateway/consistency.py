@@ -54,6 +54,47 @@ def _fallbacks(config: Config) -> Iterator[Finding]:
                 yield loc, f"keeps tenants' caches apart in another way than {shown(model.pool)}: choose one alike"
 
 
+def _canaries(config: Config) -> Iterator[Finding]:
+    for name, model in config.models.items():
+        canary, loc, own = model.canary, ("models", name, "canary"), config.pools.get(model.pool)
+        if canary is None or own is None:
+            continue
+        if bool(canary.pool) == bool(canary.backends):
+            yield loc, "needs either pool or backends: what runs the new version"
+        elif canary.pool and canary.pool not in config.pools:
+            yield (
+                (*loc, "pool"),
+                f"there is no pool {shown(canary.pool)}" + suggestion(canary.pool, config.pools, "pools"),
+            )
+        elif canary.pool in (model.pool, *model.fallback):
+            yield (*loc, "pool"), "serves the model already: the new version needs a pool of its own"
+        elif canary.pool and config.pools[canary.pool].isolates != own.isolates:
+            yield (*loc, "pool"), f"keeps tenants' caches apart in another way than {shown(model.pool)}"
+        elif canary.backends and not own.discovery:
+            known = [backend.url for backend in own.backends]
+            for index, url in enumerate(canary.backends):
+                if url not in known:
+                    yield (
+                        (*loc, "backends", index),
+                        f"is no backend of {shown(model.pool)}" + suggestion(url, known, "backends"),
+                    )
+            if set(known) <= set(canary.backends):
+                yield (*loc, "backends"), f"are all backends of {shown(model.pool)}: the old version needs some, too"
+
+
+def _shadows(config: Config) -> Iterator[Finding]:
+    for name, model in config.models.items():
+        shadow, loc, own = model.shadow, ("models", name, "shadow", "pool"), config.pools.get(model.pool)
+        if shadow is None or own is None:
+            continue
+        if shadow.pool not in config.pools:
+            yield loc, f"there is no pool {shown(shadow.pool)}" + suggestion(shadow.pool, config.pools, "pools")
+        elif shadow.pool in (model.pool, *model.fallback, model.canary and model.canary.pool):
+            yield loc, "serves the model already: copies would be in its way"
+        elif config.pools[shadow.pool].isolates != own.isolates:
+            yield loc, f"keeps tenants' caches apart in another way than {shown(model.pool)}"
+
+
 def _aliases(config: Config) -> Iterator[Finding]:
     owners: dict[str, str] = {}
     for name, model in config.models.items():
@@ -200,6 +241,8 @@ _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     ((), _required),
     ((), _pool_of_each_model),
     ((), _fallbacks),
+    ((), _canaries),
+    ((), _shadows),
     ((), _aliases),
     ((), _backends),
     ((), _clocks),

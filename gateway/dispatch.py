@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
-from math import isfinite
+from math import inf, isfinite
 
 from gateway.backend import Backend
 from gateway.blame import found, rest_s, suspected
@@ -23,11 +23,11 @@ from gateway.errors import (
 )
 from gateway.exchange import Attempt, Exchange
 from gateway.jobs import Jobs
-from gateway.metrics import Counter, Family, Gauge
+from gateway.metrics import Counter
 from gateway.pool import Placed, Pool
 from gateway.reply import Clock
 from policies.shares import TimeShare
-from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Statistics, Usage
+from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Usage
 from policies.verdicts import Found
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
@@ -93,8 +93,12 @@ class Dispatcher:
         return any(self.pools[name].untried(x) for name in names if name in self.pools)
 
     def hand_on(self, x: Exchange) -> Pool | None:
-        """The next pool that may serve the request, which is its pool from now on; None: there is none."""
+        """The next pool that may serve the request, which is its pool from now on; None: there is none. Before that its
+        own is asked as a whole, where only one version in it could not."""
         assert x.call is not None
+        if x.call.among is not None and not x.attempts:
+            x.call.among = None
+            return self.pools[x.call.pool]
         if not x.call.fallback or x.call.fallback[0] not in self.pools:
             return None
         before = x.call.pool
@@ -114,38 +118,6 @@ class Dispatcher:
         """Every backend there is, by its pool and name."""
         return {(name, backend) for name, pool in self.pools.items() for backend in pool.backends}
 
-    def metrics(self) -> Iterator[Family]:
-        """What waits and what runs, pool by pool."""
-        yield self.fallbacks
-        pools = {name: pool.statistics() for name, pool in self.pools.items()}
-        yield from _queues(pools)
-        for name, text, field in BACKENDS:
-            values = {
-                (pool, backend): getattr(told, field)
-                for pool, all_told in pools.items()
-                for backend, told in all_told.backends.items()
-            }
-            yield Gauge(name, text, "pool", "backend").of(values)
-        gates = {(pool, name, of.gate): 1 for pool, told in pools.items() for name, of in told.backends.items()}
-        yield Gauge("headrace_gate", "1 for the rule that admits or holds back now.", "pool", "backend", "gate").of(
-            gates
-        )
-        yield Gauge("headrace_retry_budget", "Retries that may be made now.", "pool").of(
-            {(name,): pool.retries.balance for name, pool in self.pools.items()}
-        )
-
-    def costs(self) -> Iterator[Family]:
-        """How long backends that have a price were busy, and the price."""
-        busy = Counter("headrace_backend_busy_seconds_total", "Time in which anything ran there.", "pool", "backend")
-        price = Gauge("headrace_backend_cost_per_hour", "As configured.", "pool", "backend")
-        for name, pool in self.pools.items():
-            for backend in pool.backends.values():
-                if backend.cost_per_hour:
-                    price.values[(name, backend.name)] = backend.cost_per_hour
-                    busy.values[(name, backend.name)] = round(pool.share(backend).busy(self._clock()), 3)
-        yield busy
-        yield price
-
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits, or would have to from now on, in all pools, is told `error`."""
         for pool in self.pools.values():
@@ -160,7 +132,7 @@ class Dispatcher:
 class Slot:
     """The `async with` of one place."""
 
-    __slots__ = ("_attempt", "_clock", "_dispatcher", "_entered", "_exchange", "_id", "_pool", "_share")
+    __slots__ = ("_attempt", "_clock", "_dispatcher", "_entered", "_exchange", "_id", "_pool", "_share", "_woken_at")
 
     def __init__(self, dispatcher: Dispatcher, pool: Pool, exchange: Exchange, job_id: int, clock: Clock) -> None:
         self._dispatcher = dispatcher
@@ -171,6 +143,7 @@ class Slot:
         self._attempt: Attempt | None = None
         self._share: TimeShare | None = None
         self._entered = 0.0
+        self._woken_at = 0.0
 
     async def __aenter__(self) -> Attempt:
         pool, x = self._pool, self._exchange
@@ -180,11 +153,7 @@ class Slot:
             pool.retries.spend() if x.call.again else pool.retries.deposit()
         placed = await self._placed()
         while isinstance(placed, Drop):
-            refusal = self._refused(placed)
-            following = self._dispatcher.hand_on(x)
-            if following is None:
-                raise refusal
-            pool = self._pool = following
+            pool = self._pool = await self._elsewhere(placed)
             placed = await self._placed()
         decision, backend = placed
         attempt = Attempt(
@@ -206,9 +175,28 @@ class Slot:
             self._tell(attempt, decision)
         return attempt
 
+    async def _elsewhere(self, placed: Drop) -> Pool:
+        """The pool to ask next: another, or the same once it has woken. Raises Unavailable."""
+        pool, x = self._pool, self._exchange
+        refusal, asleep = self._refused(placed), pool.waking if placed.reason is Reason.NO_BACKEND else None
+        if asleep is not None:
+            asleep.ask()
+        following = self._dispatcher.hand_on(x)
+        if following is None and asleep is not None and not x.attempts:
+            assert x.call is not None
+            deadline = inf if x.call.deadline_s is None else x.received_at + x.call.deadline_s
+            self._woken_at = await asleep.wait(x.queued_at, deadline, refusal)
+            return pool
+        if following is None:
+            raise refusal
+        return following
+
     async def _placed(self) -> Placed | Drop:
-        """What its pool decides about the request."""
-        placed = self._pool.submit(self._dispatcher.job(self._pool, self._exchange, self._id))
+        """What its pool decides about the request. Its wait for a turn begins when the pool wakes."""
+        job = self._dispatcher.job(self._pool, self._exchange, self._id)
+        if self._woken_at:
+            job.arrived = self._woken_at
+        placed = self._pool.submit(job)
         if isinstance(placed, asyncio.Future):
             try:
                 placed = await placed
@@ -269,28 +257,4 @@ class Slot:
         return Unavailable(refusal, message + ".", retry_after=drop.retry_after)
 
 
-def _queues(pools: Mapping[str, Statistics]) -> Iterator[Family]:
-    for name, text, field in QUEUES:
-        values = {(pool, class_): n for pool, told in pools.items() for class_, n in getattr(told, field).items()}
-        yield Gauge(name, text, "pool", "class").of(values)
-    for name, text, field in RATES:
-        yield Gauge(name, text, "pool").of({(pool,): getattr(told, field) for pool, told in pools.items()})
-
-
 WHERE, CACHED = b"x-headrace-backend", b"x-headrace-cache"
-# name, text, and the field of the scheduler's statistics that it shows
-BACKENDS = (
-    ("headrace_in_flight_requests", "Requests on a backend.", "running"),
-    ("headrace_in_flight_tokens", "Uncached prompt tokens whose prefill is under way there.", "in_flight_tokens"),
-    ("headrace_kv_tokens", "Tokens in its KV memory by the gateway's own count.", "kv_tokens"),
-    ("headrace_prefix_accuracy", "Share of the cached tokens expected there that are found.", "hit_accuracy"),
-)
-QUEUES = (
-    ("headrace_queued_requests", "Requests that wait for a backend.", "queued"),
-    ("headrace_queued_tokens", "Their prompt tokens, as estimated.", "queued_tokens"),
-)
-RATES = (
-    ("headrace_prefill_tokens_per_second", "Prefill rate of one backend, as learned.", "prefill_rate"),
-    ("headrace_drain_tokens_per_second", "Prompt tokens that leave the queue, lately.", "drain_rate"),
-    ("headrace_prefix_index_pieces", "Entries of the index of prompt prefixes.", "index_pieces"),
-)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from gateway.backend import Backend
 
 Names = frozenset[str]
+Among = tuple[Names, bool] | None  # those that are named, or with False all others; None: all
 
 
 class Eligible:
@@ -16,7 +17,7 @@ class Eligible:
         self.models: dict[str, Names] = {}  # what each backend says that it serves; absent: anything
         self.wanted: Mapping[str, str] = {}  # by label, what the backends call a model; absent: anything
         self._regions: dict[str, str | None] = {}
-        self._answers: dict[tuple[str, tuple[str, ...]], set[str] | None] = {}
+        self._answers: dict[tuple[str, tuple[str, ...], Among], set[str] | None] = {}
 
     def __repr__(self) -> str:
         return f"<Eligible {len(self.models)}/{len(self._regions)} backends say what they serve>"
@@ -52,27 +53,28 @@ class Eligible:
         models = self.models.get(backend)
         return [] if models is None else [name for name in self.wanted.values() if name not in models]
 
-    def backends(self, label: str, residency: tuple[str, ...]) -> Set[str] | None:
+    def backends(self, label: str, residency: tuple[str, ...], among: Among = None) -> Set[str] | None:
         """The names of those that may be used; None: any. A backend that is not said to be anywhere is in no region."""
-        key = (label, residency)
+        key = (label, residency, among)
         if key not in self._answers:
-            found = self._found(label, residency)
-            self._answers[key] = found if residency or len(found) < len(self._regions) else None
+            found = self._found(*key)
+            self._answers[key] = found if residency or among or len(found) < len(self._regions) else None
         return self._answers[key]
 
     def _renew(self) -> None:
-        for (label, residency), names in list(self._answers.items()):
+        for key, names in list(self._answers.items()):
             if names is None:
-                del self._answers[label, residency]
+                del self._answers[key]
             else:
                 names.clear()
-                names.update(self._found(label, residency))
+                names.update(self._found(*key))
 
-    def _found(self, label: str, residency: tuple[str, ...]) -> set[str]:
+    def _found(self, label: str, residency: tuple[str, ...], among: Among) -> set[str]:
         model = self.wanted.get(label)
         return {
             name
             for name, region in self._regions.items()
             if (not residency or region in residency)
+            and (among is None or (name in among[0]) is among[1])
             and (model is None or name not in self.models or model in self.models[name])
         }

@@ -46,6 +46,7 @@ HEADERS_TOO_LARGE = _invalid(431, "headers_too_large")
 REQUESTS_LIMIT = Refusal(429, "requests", "rate_limit_exceeded", "requests_limit")
 TOKENS_LIMIT = Refusal(429, "tokens", "rate_limit_exceeded", "tokens_limit")
 CONCURRENCY_LIMIT = Refusal(429, "requests", "rate_limit_exceeded", "concurrency_limit")
+CONNECTIONS_LIMIT = Refusal(429, "requests", "rate_limit_exceeded", "connections_limit")
 REQUEST_EXCEEDS_LIMIT = Refusal(429, "tokens", "request_exceeds_limit", "request_exceeds_limit")
 
 QUEUE_FULL = Refusal(503, "service_unavailable_error", "server_is_overloaded", "queue_full")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gateway.backend import Backend
-from gateway.catalog import Tenant
+from gateway.catalog import Canary, Tenant
 from gateway.errors import ClientGone, Fault, GatewayError
 from gateway.tracecontext import Trace
 from policies.types import Dispatch, Usage
@@ -50,8 +50,9 @@ class Call:
     path and query, `headers` all that go to the backend but its own credential. `tier` is the client's `service_tier`,
     `class_` the class that its header names, `deadline_s` the seconds after which it will not wait for a first token
     any more, `again` that its SDK has asked before. `strip_usage`: the gateway itself asked for the usage chunk.
-    `fallback` are the pools to ask when `pool` cannot serve it. `prompt` holds the raw JSON of what an engine makes the
-    prompt of, in an order that a growing conversation only adds to.
+    `fallback` are the pools to ask when `pool` cannot serve it. Where its model has a `canary`, `among` are the
+    backends to try first: those that are named, or with False the others. `prompt` holds the raw JSON of what an
+    engine makes the prompt of, in an order that a growing conversation only adds to.
     """
 
     endpoint: Endpoint
@@ -66,6 +67,8 @@ class Call:
     deadline_s: float | None = None
     again: bool = False
     fallback: tuple[str, ...] = ()
+    canary: Canary | None = None
+    among: tuple[frozenset[str], bool] | None = None
     prompt: list[memoryview] = field(default_factory=list)
     max_tokens: int | None = None
     target: bytes = b""

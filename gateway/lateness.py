@@ -19,7 +19,7 @@ def late(pool: Pool, now: float) -> Iterator[Attempt]:
     sent elsewhere in the latter half of that time has had its own. If everything stands still nobody is late."""
     if len(pool.backends) < 2:
         return
-    rate = pool.prefill_rate
+    rate = pool.statistics().prefill_rate
     waiting = list(pool.unanswered.values())
     tokens: defaultdict[str, int] = defaultdict(int)
     for attempt in waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from gateway.doors import Doors
 from gateway.exchange import Exchange
 from gateway.generation import Generation
 from gateway.ledger import iso
@@ -13,7 +14,9 @@ from gateway.schema import Tenant
 from policies.limits import Standing
 
 
-def overview(now: Generation, quota: Quota, active: Iterable[Exchange], wall: float) -> list[dict[str, Any]]:
+def overview(
+    now: Generation, quota: Quota, doors: Doors, active: Iterable[Exchange], wall: float
+) -> list[dict[str, Any]]:
     """One record for each tenant, in the order of the configuration. `wall` is in seconds since the epoch."""
     running: dict[str, int] = {}
     waiting: dict[str, int] = {}
@@ -29,6 +32,7 @@ def overview(now: Generation, quota: Quota, active: Iterable[Exchange], wall: fl
             "tenant": name,
             "running": running.get(name, 0),
             "waiting": waiting.get(name, 0),
+            "connections": None if tenant.limits.connections is None else doors.open[name],
             "limits": [_limit(each) for each in standings.get(name, ())],
             "weight": tenant.weight,
             "classes": list(tenant.classes),

@@ -13,6 +13,7 @@ from gateway.eligible import Eligible
 from gateway.errors import GatewayError
 from gateway.exchange import Attempt, Exchange, Tally
 from gateway.reply import Clock
+from gateway.waking import Waking
 from policies.health import Health
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
@@ -59,6 +60,7 @@ class Pool:
         self.trials: frozenset[str] = frozenset()
         self.change_at = inf
         self.eligible = Eligible()
+        self.waking: Waking | None = None  # where the pool may be scaled to zero
         self.backends: dict[str, Backend] = {}
         self.scheduler = scheduler
         self.retries = retries
@@ -130,10 +132,11 @@ class Pool:
         return self.shares.setdefault(backend.name, TimeShare())
 
     def usable(self, x: Exchange) -> Set[str] | None:
-        """The backends that a request may use at all; None: any."""
+        """The backends that a request may use; None: any. After a failure no version is better than the other."""
         assert x.tenant is not None
         assert x.call is not None
-        return self.eligible.backends(x.call.label, x.tenant.residency)
+        among = None if x.attempts else x.call.among
+        return self.eligible.backends(x.call.label, x.tenant.residency, among)
 
     def untried(self, x: Exchange) -> bool:
         """Whether there is one among them where it has not been yet."""
@@ -158,6 +161,8 @@ class Pool:
             )
         self.scheduler.observe(shown, now)
         self._pump(now)
+        if self.waking is not None:
+            self.waking.see(any(view.open for view in shown))
 
     def judge(self, attempt: Attempt, found: Found | None, *, tokens: int = 0, rests_s: float = 0.0) -> None:
         """How an attempt ended, or that it is late. `rests_s`: so long its backend asked to be left alone."""
@@ -172,11 +177,6 @@ class Pool:
             changed = self.health.rest(name, now + rests_s) or changed
         if changed:
             self.refresh()
-
-    @property
-    def prefill_rate(self) -> float:
-        """Tokens per second of one backend, as learned so far."""
-        return self.statistics().prefill_rate
 
     def submit(self, job: Job) -> Placed | Drop | asyncio.Future[Placed | Drop]:
         """What is decided about a job at once, or else the future of it. Raises what those who wait were told, once
@@ -236,6 +236,8 @@ class Pool:
     def refuse_waiting(self, error: GatewayError) -> None:
         """Everybody who waits, or would have to from now on, is told `error`."""
         self._refusal = error
+        if self.waking is not None:
+            self.waking.refuse(error)
         for waiter in self.waiting.values():
             if not waiter.done():
                 waiter.set_exception(error)

@@ -56,6 +56,13 @@ class Timeouts(Section):
     total: Seconds = option(900.0, "until the end", gt=0)
 
 
+class Wake(Section):
+    """For a pool that may be scaled to zero: requests wait for it while `headrace_wakeup_wanted` calls for capacity."""
+
+    hold: Seconds = option(60.0, "longest wait for the first backend; longer than one takes to start", gt=0)
+    max_held: Count = option(256, "requests that may wait so")
+
+
 class Retries(Section):
     """Before the first byte only, and never on a backend already tried."""
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from gateway import wire
 from gateway.client import Client
 from gateway.dispatch import Dispatcher
+from gateway.doors import Doors
 from gateway.errors import UpstreamFailed
 from gateway.exchange import Exchange
 from gateway.generation import Generation
@@ -19,6 +20,7 @@ class Gateway(Protocol):
     """What the path needs."""
 
     generation: Generation
+    doors: Doors
     quota: Quota
     dispatcher: Dispatcher
     upstream: Upstream
@@ -28,6 +30,7 @@ async def proxy(gw: Gateway, client: Client, x: Exchange) -> None:
     """Raises GatewayError; what an error means for the client is `client.refuse`'s to say."""
     began = gw.generation
     tenant = began.keys.identify(client.raw_headers)  # 401
+    gw.doors.enter(client.turn, tenant)  # 429
     call = wire.parse(x.endpoint, client.content_type, await client.body(), began.catalog, tenant)  # 400 404 413
     x.identify(tenant, client.address(call, x.request_id))
     async with client.present(), gw.quota.hold(x):  # 429           | settle

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import model_validator
 
 from gateway.address import Address, BackendUrl, Listener, Origin
-from gateway.poolschema import Discovery, Health, Retries, Signals, Timeouts
+from gateway.poolschema import Discovery, Health, Retries, Signals, Timeouts, Wake
+from gateway.rolloutschema import Canary, Shadow
 from gateway.secret import CollectorUrl, PemFile, Secret, SecretText, StoreUrl
 from gateway.section import KeyHash, Name, Names, Section, if_empty, option
 from gateway.units import Bytes, Count, Flag, Instant, Number, Seconds, Share
@@ -115,6 +116,7 @@ class Pool(Section):
     signals: Signals = option(Signals(), "what the engines tell of themselves")
     timeouts: Timeouts = option(Timeouts(), "the five clocks")
     retries: Retries = option(Retries(), "tries on other backends")
+    wake: Annotated[Wake | None, if_empty(None)] = option(None, "it may be scaled to zero; refused at once if left out")
 
     @property
     def isolates(self) -> bool:
@@ -147,11 +149,15 @@ class Model(Section):
     aliases: Names = option((), "further names for clients")
     slo: Slo = option(Slo(), "objectives")
     fallback: Names = option((), "pools that serve it too, in this order, when its own cannot")
+    canary: Annotated[Canary | None, if_empty(None)] = option(None, "a new version that gets a part of its requests")
+    shadow: Annotated[Shadow | None, if_empty(None)] = option(None, "a pool on trial that gets copies of some")
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Every pool where its requests may go."""
-        return (self.pool, *self.fallback)
+        """Every pool where its requests, or copies of them, may go."""
+        new = (self.canary.pool,) if self.canary is not None and self.canary.pool else ()
+        copied = (self.shadow.pool,) if self.shadow is not None else ()
+        return (self.pool, *self.fallback, *new, *copied)
 
 
 class Class(Section):
@@ -184,6 +190,7 @@ class Limits(Section):
 class TenantLimits(Limits):
     """The limits of a tenant, in all and for single models."""
 
+    connections: Count | None = option(None, "client connections open at once, of one gateway", ge=1)
     models: Annotated[Mapping[Name, Limits], if_empty({})] = option({}, "further limits by model")
 
 

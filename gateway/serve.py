@@ -17,13 +17,14 @@ from typing import Any
 import uvicorn
 
 from gateway.admin import Admin
-from gateway.app import Gateway, api
+from gateway.app import Gateway
 from gateway.config import Config
 from gateway.connection import Connection, HeadLimits
 from gateway.descriptors import connections
 from gateway.exchange import Endpoint
 from gateway.logs import LogWriter, as_text
 from gateway.reload import Reloader
+from gateway.rest import api
 from gateway.wire import ENDPOINTS
 
 BACKLOG = 4096

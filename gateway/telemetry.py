@@ -16,6 +16,7 @@ from gateway.schema import ANY_MODEL, Config
 from gateway.spans import Finished, Setting
 from gateway.timeline import Objective, parts, verdict
 from gateway.tracing import Tracer
+from gateway.versions import Versions
 
 SHOWN = 64 * 1024  # bytes of a prompt that a trace may hold
 OTHER = "other"  # the label of tenants beyond the cap, and of models that have no name of their own
@@ -40,6 +41,7 @@ class Telemetry:
         self.requests = RequestMetrics()
         self.pools = PoolMetrics()
         self.recent = Recent()
+        self.versions = Versions(wall_clock)
         self._tenants: Collection[str] = ()
         self._objectives: dict[str, Objective] = {}
         self._log_share = 1.0
@@ -83,6 +85,8 @@ class Telemetry:
         self.requests.count(x, usage, tenant, spent, judged, (trace_id, wall))
         self.pools.count(x, usage)
         self.recent.note(x, spent, cause, wall)
+        if x.call is not None and x.call.canary is not None:
+            self.versions.count(x)
         if self._log_share >= 1.0 or x.fault or cause or self._rng.random() < self._log_share:
             self._write_log(request_line(x, usage, wall, cause))
 
@@ -90,6 +94,7 @@ class Telemetry:
         """What is told of requests. Backends that are not `alive`, each by its pool and name, are forgotten."""
         yield from self.requests.metrics()
         yield from self.pools.metrics(alive)
+        yield from self.versions.metrics()
 
 
 def _prompt(x: Exchange) -> str:

@@ -26,6 +26,8 @@ class Carrier(Protocol):
     server_state: Any
     transport: asyncio.Transport
     headers: list[Header]
+    owner: str
+    on_closed: Callable[[], None] | None
 
     def on_response_complete(self) -> None: ...
 
@@ -87,6 +89,11 @@ class Turn:
         """The Date header, kept by uvicorn."""
         headers: list[Header] = self._connection.server_state.default_headers
         return headers
+
+    @property
+    def door(self) -> Carrier:
+        """The connection, as its tenant's."""
+        return self._connection
 
     # -- the request's body -------------------------------------------------------------------------------------
 

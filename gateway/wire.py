@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway import envelope, multipart
-from gateway.catalog import Catalog, Model, Tenant
+from gateway.catalog import Canary, Catalog, Model, Tenant
 from gateway.envelope import Envelope, Piece
 from gateway.errors import INVALID_BODY, MODEL_NOT_FOUND, REQUEST_TOO_LARGE, Refused
 from gateway.exchange import Call, Dialect, Endpoint
@@ -61,11 +61,21 @@ PRIVILEGED = frozenset(
 PROMPT = ("tools", "system", "instructions", "messages", "prompt", "input", "query", "documents", "content")
 TRUTHS = frozenset((b"true", b"1", b"yes", b"on", b"t", b"y"))  # what pydantic takes for true in a form
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+class Speaker(msgspec.Struct):
+    """Of a message only whose it is."""
+
+    role: str | None = None
+
+
 NULL, TRUE, FALSE = (msgspec.Raw(word) for word in (b"null", b"true", b"false"))
 
 _text = msgspec.json.Decoder(str).decode
 _whole = msgspec.json.Decoder(int).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_role = msgspec.json.Decoder(Speaker).decode
 _write = msgspec.json.Encoder().encode
 
 
@@ -89,7 +99,7 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
         edits["stream_options"] = options
     if tenant.salt and model.takes_salt and endpoint.generates:
         edits["cache_salt"] = b'"%b"' % tenant.salt.encode()
-    return Call(
+    call = Call(
         endpoint,
         model=asked or model.name,
         label=model.label,
@@ -102,6 +112,33 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
         prompt=[memoryview(members[name]) for name in PROMPT if name in members],
         max_tokens=_output_limit(members),
     )
+    return call if model.canary is None else _assigned(call, model.canary, tenant, members)
+
+
+def _assigned(call: Call, canary: Canary, tenant: Tenant, members: Mapping[str, msgspec.Raw]) -> Call:
+    """The call with the version of its model that it is to try first. The old one stands in for a new pool."""
+    new = canary.takes(tenant.name, _conversation(members) if canary.by_conversation else b"")
+    call.canary = canary
+    if canary.backends:
+        call.among = (canary.backends, new)
+    elif new:
+        call.pool, call.fallback = canary.pool, (call.pool, *call.fallback)
+    return call
+
+
+def _conversation(members: Mapping[str, msgspec.Raw]) -> bytes:
+    """What stays the same while a conversation grows: all up to the first words of its user. The whole prompt where it
+    is no list of messages."""
+    for name in ("messages", "input", "prompt"):
+        if name in members:
+            try:
+                messages = _list(members[name])
+                roles = [_role(message).role for message in messages]
+            except msgspec.DecodeError:
+                return bytes(members[name])
+            first = roles.index("user") if "user" in roles else len(roles)
+            return b",".join(map(bytes, messages[: first + 1]))
+    return b""
 
 
 def _spliced(sent: Envelope, edits: Mapping[str, bytes]) -> list[Piece]:
@@ -190,7 +227,7 @@ def _parse_form(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: C
     if named and model.upstream_name is not None and model.upstream_name != asked:
         edits.append((named[0].start, named[0].end, model.upstream_name.encode()))
     stream = any(body[part.start : part.end].lower() in TRUTHS for part in fields if part.name == "stream")
-    return Call(
+    call = Call(
         endpoint,
         model=asked or model.name,
         label=model.label,
@@ -199,3 +236,4 @@ def _parse_form(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: C
         body=envelope.patched(body, sorted(edits)),
         stream=stream,
     )
+    return call if model.canary is None else _assigned(call, model.canary, tenant, {})

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # One line a floor, the ground first.
 PLAN = """
 policies: types rules verdicts
-policies: limits estimate prefix retry health shares
+policies: limits estimate prefix retry health shares rollout wakeup
 policies: backend leases
 policies: lanes admission routing unseen
 policies: queues
@@ -23,20 +23,20 @@ policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
 gateway: samples
 gateway: secret section address yamlfile http1 link exposition redislink vitals facts experiments
-gateway: poolschema hypotheses
+gateway: poolschema rolloutschema hypotheses
 gateway: schema errors backend catalog sharedaccount signals discovery diagnosis
-gateway: consistency exchange isolation sharedstore eligible blame
-gateway: config wire answers dialects reply timeline
+gateway: consistency exchange isolation sharedstore eligible blame doors
+gateway: config wire answers dialects reply timeline waking
 gateway: reading turn jobs pool given errand requestlog spans recent feed page
-gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing
+gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing versions poolmetrics
 gateway: relay telemetry logs generation ledger roster
 gateway: fleetmetrics
 gateway: fleet
 gateway: fleetadmin
-gateway: client assembly models reload overview
+gateway: client assembly entitled models reload overview
 gateway: pulse
 gateway: board
-gateway: admin
+gateway: admin rest shadows
 gateway: proxy
 gateway: app
 gateway: serve
@@ -60,7 +60,7 @@ loadtests: capacity decision crowd faultrelay trickle
 loadtests: chaos rollout
 gateway: demo emulate keys logview
 gateway: adminport
-gateway: tenants backends top doctor
+gateway: tenants backends top doctor canary
 gateway: cli
 """
 FLOORS = [[f"{package}.{name}" for name in names.split()] for package, names in re.findall(r"(\w+): (.+)", PLAN)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.catalog import Catalog, Model, Tenant
+from gateway.catalog import Canary, Catalog, Model, Tenant
 from gateway.envelope import MAX_MEMBERS
 from gateway.errors import Refused
 from gateway.exchange import Call, Endpoint
@@ -22,12 +22,16 @@ EMBEDDINGS = ENDPOINTS["/v1/embeddings"]
 SPEECH = ENDPOINTS["/v1/audio/transcriptions"]
 FORM = b"multipart/form-data; boundary=b"
 
+HALF = Canary("old", 0.5, b"seed", pool="new", by_conversation=True)
 CATALOG = Catalog(
     [
         Model("plain", "p"),
         Model("named", "q", "upstream/name", aliases=("alias",)),
         Model("salted", "s", takes_salt=True),
         Model("uncounted", "u", counts_usage=False),
+        Model(
+            "split", "old", fallback=("spare",), canary=Canary("old", 0.5, b"seed", pool="new", by_conversation=True)
+        ),
     ],
     created=1,
 )
@@ -260,3 +264,30 @@ def test_any_bytes_are_a_call_or_refused(body: bytes, kind: bytes) -> None:
     """Never another exception."""
     with suppress(Refused):
         assert sent(parse(CHAT, kind, body, CATALOG, TENANT))
+
+
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_a_conversation_keeps_its_version_while_it_grows(field: str) -> None:
+    """Chat and Anthropic messages, and the items of a response: half of the conversations have each version, for good;
+    the old pool stands in for the new one."""
+    ways = []
+    for number in range(40):
+        talk: list[dict[str, str]] = [{"role": "user", "content": f"question {number}"}]
+        first = asked({"model": "split", field: talk})
+        talk += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
+        grown = asked({"model": "split", field: talk, "stream": True, "temperature": 0.5})
+        assert first.pool == grown.pool
+        ways.append((grown.pool, grown.fallback))
+    assert set(ways) == {("new", ("old", "spare")), ("old", ("spare",))}
+    assert 8 < ways.count(("old", ("spare",))) < 32
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{}, {"prompt": "x"}, {"input": "x"}, {"messages": []}, {"messages": [1, {}]}, {"messages": None}],
+    ids=str,
+)
+def test_what_is_no_list_of_messages_has_a_version_too(members: dict[str, Any]) -> None:
+    """The same one each time; the engine is to judge the body."""
+    pools = {asked({"model": "split"} | members).pool for _ in range(3)}
+    assert len(pools) == 1

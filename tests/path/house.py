@@ -15,9 +15,10 @@ import h11
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.app import Gateway, api
+from gateway.app import Gateway
 from gateway.config import parse
 from gateway.connection import Connection, HeadLimits
+from gateway.rest import api
 from gateway.turn import Turn
 from gateway.wire import ENDPOINTS
 from tests.faults.fakes import Fake
