@@ -25,9 +25,10 @@ FLAGS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usa
 DEAD = "http://127.0.0.1:9"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, as the system has it."""
+    """Chromium, as the system has it. Playwright keeps an event loop running while it is there: asynchronous tests of
+    other modules could not run beside it."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         assert not NEEDED, "there is no Chromium on the path"
@@ -39,7 +40,7 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Three pools, one of which is small and one dead; tenants with limits; a promise that nobody can keep."""
     with ExitStack() as stack:
