@@ -541,8 +541,8 @@ async def test_objectives_count_every_request_once(tmp_path: Path) -> None:
                     for result in ("met", "missed")
                 }
                 assert found == {"met": 4 - missed, "missed": missed}
-            assert [line["cause"] for line in gateway.lines] == ["", "", "prefill", "decode"]
             await gateway.settled([a], sent=4)
+            assert [line["cause"] for line in gateway.lines] == ["", "", "prefill", "decode"]
 
 
 async def test_work_without_tokens_is_told_apart(gateway: GatewayProcess, a: Fake) -> None:
