@@ -90,6 +90,12 @@ class FaultRelay:
             await asyncio.sleep(FLAP_S)
 
 
+def _send(transport: asyncio.Transport | None, data: bytes) -> None:
+    """Whoever has gone meanwhile gets nothing."""
+    if data and transport is not None and not transport.is_closing():
+        transport.write(data)
+
+
 class _Client(asyncio.Protocol):
     """One connection of the gateway, and the one to the backend that belongs to it."""
 
@@ -135,10 +141,9 @@ class _Client(asyncio.Protocol):
             return
         if self.backend is not None:
             held, self.held = self.held, []
-            self.backend.write(b"".join(held))
+            _send(self.backend, b"".join(held))
         back, self.back = self.back, []
-        if back and self.transport is not None:
-            self.transport.write(b"".join(back))
+        _send(self.transport, b"".join(back))
 
     def answer(self, data: bytes) -> None:
         """A piece of the backend's."""
@@ -149,26 +154,22 @@ class _Client(asyncio.Protocol):
             self.back.append(data)
         elif weather is Weather.SLOW:
             late_s = (time.monotonic() - self.asked_at) * (SLOWER - 1)
-            asyncio.get_running_loop().call_later(late_s, self._write, data)
+            asyncio.get_running_loop().call_later(late_s, _send, self.transport, data)
         elif weather in (Weather.RESET, Weather.TRUNCATE) and self.answered > CUT_BYTES:
-            self.transport.write(data[: max(0, CUT_BYTES - before)])
+            _send(self.transport, data[: max(0, CUT_BYTES - before)])
             self.reset() if weather is Weather.RESET else self.transport.close()
         else:
-            self.transport.write(data)
-
-    def _write(self, data: bytes) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(data)
+            _send(self.transport, data)
 
     def _harm(self, weather: Weather) -> None:
         assert self.transport is not None
         if weather is Weather.ERROR:
-            self.transport.write(FAILED % (len(ERROR), ERROR))
+            _send(self.transport, FAILED % (len(ERROR), ERROR))
         elif weather is Weather.GARBAGE:
-            self.transport.write(b"\x16\x03\x01\x02 this is no HTTP\r\n\r\n")
+            _send(self.transport, b"\x16\x03\x01\x02 this is no HTTP\r\n\r\n")
             self.transport.close()
         else:
-            self.transport.write(b"HTTP/1.1 200 OK\r\n")
+            _send(self.transport, b"HTTP/1.1 200 OK\r\n")
             self._endless()
 
     def _endless(self) -> None:
