@@ -70,8 +70,9 @@ MEANINGS = {
 }
 
 
-def request_line(x: Exchange, usage: Usage | None, wall: float, cause: Cause | None) -> bytes:
-    """One line of JSON about a request that ended at `wall`: `usage` is its meter's, `cause` why it was not good."""
+def request_line(x: Exchange, usage: Usage | None, wall: float, cause: Cause | None, queue_s: float) -> bytes:
+    """One line of JSON about a request that ended at `wall`: `usage` is its meter's, `cause` why it was not good,
+    `queue_s` what it has waited."""
     call, meter, ttft_s = x.call, x.meter, x.ttft_s
     line = RequestLine(
         round(wall, 3),
@@ -87,7 +88,7 @@ def request_line(x: Exchange, usage: Usage | None, wall: float, cause: Cause | N
         cause or "",
         x.attempts[-1].backend.name if x.attempts else "",
         len(x.attempts),
-        round(x.queue_wait_s * 1000, 3),
+        round(queue_s * 1000, 3),
         None if ttft_s is None else round(ttft_s * 1000, 3),
         None if ttft_s is None or meter is None else _mean_gap_ms(meter),
         round((x.ended_at - x.received_at) * 1000, 3),

@@ -240,12 +240,12 @@ class PoolMetrics:
         yield from (self.queue_wait, self.failures, self.retries, self.parse_errors)
         yield from (self.predicted, self.confirmed, self.prompt, self.affinity)
 
-    def count(self, x: Exchange, usage: Usage | None) -> None:
-        """A request has ended that had been read."""
+    def count(self, x: Exchange, usage: Usage | None, queue_s: float) -> None:
+        """A request has ended that had been read and had waited so long."""
         if x.call is None or not x.queued_at:
             return
         pool = x.call.pool
-        self.queue_wait.child((pool, x.class_)).observe(x.queue_wait_s)
+        self.queue_wait.child((pool, x.class_)).observe(queue_s)
         if not x.attempts:
             return
         last = x.attempts[-1]

@@ -83,12 +83,12 @@ class Telemetry:
             trace_id = x.trace.text
         usage = x.meter.usage if x.meter is not None else None
         self.requests.count(x, usage, tenant, spent, judged, (trace_id, wall))
-        self.pools.count(x, usage)
+        self.pools.count(x, usage, spent.queue)
         self.recent.note(x, spent, cause, wall)
         if x.call is not None and x.call.canary is not None:
             self.versions.count(x)
         if self._log_share >= 1.0 or x.fault or cause or self._rng.random() < self._log_share:
-            self._write_log(request_line(x, usage, wall, cause))
+            self._write_log(request_line(x, usage, wall, cause, spent.queue))
 
     def metrics(self, alive: Collection[tuple[str, str]]) -> Iterator[Family]:
         """What is told of requests. Backends that are not `alive`, each by its pool and name, are forgotten."""

@@ -6,15 +6,14 @@ The caller's trace is joined, but whether it is sampled is our own decision: at 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 HIGH = 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(NamedTuple):
     """The ids of a request's span, and of the caller's, 0 if there is none. `sampled`: kept whatever comes of it."""
 
     trace_id: int
@@ -41,7 +40,7 @@ class Trace:
 def begin(traceparent: bytes, tracestate: bytes, share: float, rng: Random) -> Trace:
     """The trace of a request that came with these headers, either of them perhaps empty. A traceparent that is not
     well-formed is as good as none, and its tracestate with it. Of the same traces every replica samples the same."""
-    trace_id, parent_id = _parent(traceparent.strip())
+    trace_id, parent_id = _parent(traceparent.strip()) if traceparent else (0, 0)
     if not trace_id:
         trace_id, tracestate = rng.getrandbits(128) or 1, b""
     sampled = trace_id % HIGH < round(share * HIGH)

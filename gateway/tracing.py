@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from gateway.metrics import Counter, Family, Gauge
-from gateway.spans import Finished, Setting, pairs, spans
+from gateway.spans import Finished, Setting, put, spans
 from gateway.tracecontext import Trace, begin
 
 # OpenTelemetry's batch processor: 2048 spans, 512 a batch, 5 s. A trace is about three spans; twice a second bounds
@@ -137,7 +137,7 @@ class Tracer:
     def _request(self, built: list[Span]) -> bytes:
         whole = ResourceSpans(scope_spans=[ScopeSpans(spans=built)])
         whole.scope_spans[0].scope.name = "headrace"
-        whole.resource.attributes.extend(pairs(self._collector.resource))
+        put(whole.resource, self._collector.resource)
         body: bytes = ExportTraceServiceRequest(resource_spans=[whole]).SerializeToString()
         return body
 

@@ -72,6 +72,7 @@ classes:
 tenants:
   bench: {{keys: [{{id: bench-1, sha256: "{sha256}"}}], models: ["*"]{limits}}}
 state: {{url: "{store}"}}
+telemetry: {telemetry}
 """
 LIMITS = ", limits: {requests_per_minute: 100M, tokens_per_minute: 10000M, concurrent: 100k}"
 LITELLM = """
@@ -131,14 +132,13 @@ def nginx(site: Site) -> Launch:
     return Launch([binary, "-p", str(site.dir), "-c", str(site.write("nginx.conf", NGINX, servers=servers))])
 
 
-def headrace(site: Site, limits: str = "", store: str = "memory") -> Launch:
+def headrace(site: Site, limits: str = "", store: str = "memory", telemetry: str = "{}") -> Launch:
     if importlib.util.find_spec("gateway.cli") is None:
         raise NotInstalled("gateway.cli is not there")
     sha256 = hashlib.sha256(KEY.encode()).hexdigest()
     backends = ", ".join(f'{{url: "{url}", concurrency: 4096}}' for url in site.urls())
-    config = site.write(
-        "headrace.yaml", HEADRACE, admin=free_port(), sha256=sha256, backends=backends, limits=limits, store=store
-    )
+    values = {"limits": limits, "store": store, "telemetry": telemetry}
+    config = site.write("headrace.yaml", HEADRACE, admin=free_port(), sha256=sha256, backends=backends, **values)
     return headrace_command("serve", "-c", str(config))
 
 
@@ -157,6 +157,17 @@ def headrace_shared(site: Site) -> Launch:
     store = [str(places[0]), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     serve = headrace(site, LIMITS, f"redis://127.0.0.1:{port}/0")
     return Launch(["sh", "-c", f"{shlex.join(store)} >/dev/null & exec {shlex.join(serve.argv)}"], serve.env)
+
+
+def headrace_traced(site: Site) -> Launch:
+    """The same with traces too, of the usual share of requests, to a collector: the first backend takes them."""
+    return headrace(site, telemetry=f'{{otlp: "{site.urls()[0]}"}}')
+
+
+def headrace_untold(site: Site) -> Launch:
+    """The same with no metric, no log line and no booking of any request: what telling costs is the difference."""
+    serve = headrace(site, telemetry='{log: "off"}')
+    return Launch([sys.executable, "-m", "loadtests.untold", serve.argv[-1]], serve.env)
 
 
 def headrace_command(*arguments: str) -> Launch:
@@ -194,6 +205,8 @@ def arms() -> list[Arm]:
     return [
         Arm("nginx", nginx),
         Arm("headrace", headrace),
+        Arm("headrace traced", headrace_traced),
+        Arm("headrace untold", headrace_untold),
         Arm("headrace limits", headrace_limits),
         Arm("headrace shared limits", headrace_shared),
         Arm("vllm-router rr", router("vllm-router", "round_robin", ("vllm-router",))),

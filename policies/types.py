@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import NamedTuple
 
 
 class Reason(StrEnum):
@@ -45,8 +46,7 @@ class Wait(StrEnum):
     PEER = "peer"  # another gateway holds a job that comes first
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens really used, as the engine reported them. `cached` is None where the engine does not say."""
 
     prompt: int

@@ -49,7 +49,7 @@ loadtests: queued
 loadtests: baselines
 loadtests: simulate
 loadtests: experiments goals
-loadtests: machine origin scoreboard prose httpd gauges llamacpp
+loadtests: machine origin scoreboard prose httpd gauges llamacpp untold
 loadtests: loadgen asks live
 loadtests: peers speech replayed
 loadtests: phases dialects.shape

@@ -22,7 +22,7 @@ def line(**fields: object) -> str:
     """A line as the gateway writes it, with some fields of our own."""
     x = Exchange("req_1", 100.0, Endpoint("/v1/chat/completions", Dialect.CHAT, generates=True))
     x.end(101.5)
-    told = json.loads(request_line(x, None, 1_700_000_000.25, Cause.QUEUE))
+    told = json.loads(request_line(x, None, 1_700_000_000.25, Cause.QUEUE, 0.0))
     assert told["total_ms"] == 1500 and told["cause"] == "queue"
     return json.dumps(told | fields) + "\n"
 

@@ -30,7 +30,7 @@ def test_b142_series_of_backends_that_are_gone_disappear() -> None:
     """Fifty come, fail and go; the two that stay are still told of, and nothing is kept of the others."""
     metrics = PoolMetrics()
     for number in range(50):
-        metrics.count(exchange(f"http://b{number}", failure="upstream_error"), None)
+        metrics.count(exchange(f"http://b{number}", failure="upstream_error"), None, 0.0)
     everybody = {("p", f"http://b{number}") for number in range(50)}
     assert exposed(metrics.metrics(everybody), TEXT).count(b"headrace_upstream_failures_total{") == 50
     alive = {("p", "http://b0"), ("p", "http://b1")}
@@ -45,7 +45,7 @@ def test_an_attempt_that_its_client_gave_up_is_no_failure_of_its_backend() -> No
     x = exchange("http://b", failure="cancelled")
     x.attempts[0].failed = False
     x.end(100.5, ClientGone())
-    metrics.count(x, None)
+    metrics.count(x, None, 0.0)
     assert not metrics.failures.values
 
 
@@ -59,7 +59,7 @@ def test_dispatches_are_told_by_what_they_did_for_the_cache() -> None:
         Dispatch(job, "u", cached_tokens=100, missed_tokens=400),
         Dispatch(job, "u", waited_for=Wait.TURN),
     ):
-        metrics.count(exchange("u", decision), None)
+        metrics.count(exchange("u", decision), None, 0.0)
     assert metrics.affinity.values == {("p", result): 1 for result in ("hit", "wait", "spill", "cold")}
 
 
@@ -70,7 +70,7 @@ def test_predicted_prefixes_are_counted_where_the_engine_says_what_it_found() ->
     for usage in (Usage(1000, 5, 400), Usage(1000, 5, None), None):
         x = exchange("u", decision)
         x.meter = BodyMeter(Dialect.CHAT)
-        metrics.count(x, usage)
+        metrics.count(x, usage, 0.0)
     counted = [dict(family.values) for family in (metrics.predicted, metrics.confirmed, metrics.prompt)]
     assert counted == [{("p",): 500}, {("p",): 400}, {("p",): 1000}]
 
