@@ -50,7 +50,7 @@ def doctor(url: str, window: float | None, as_json: bool) -> None:
     url = url.rstrip("/")
     try:
         with httpx.Client(timeout=30, trust_env=False) as http:
-            found = _window(http, url, window)
+            found = _window(http, url, window, told=not as_json)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise click.ClickException(f"{url} does not answer: {error}. Give a Prometheus or an admin port.") from error
     if not found.has("headrace_build_info"):
@@ -62,12 +62,14 @@ def doctor(url: str, window: float | None, as_json: bool) -> None:
         click.echo("\n".join(report(url, told)))
 
 
-def _window(http: httpx.Client, url: str, window: float | None) -> Window:
-    """Two readings, from whichever of both it is."""
+def _window(http: httpx.Client, url: str, window: float | None, *, told: bool) -> Window:
+    """Two readings, from whichever of both it is. `told`: whoever waits for the second is told so."""
     if http.get(f"{url}/api/v1/query", params={"query": "1"}).status_code == httpx.codes.OK:
         now, span = time.time(), window or STORED_S
         return Window(_stored(http, url, now - span), _stored(http, url, now), span)
     first, began_at = _scraped(http, url), time.monotonic()
+    if told:
+        click.echo(f"Watching {url} for {window or LIVE_S:g} s ...", err=True)
     time.sleep(window or LIVE_S)
     last = _scraped(http, url)
     return Window(first, last, time.monotonic() - began_at)
@@ -108,7 +110,7 @@ def report(url: str, told: Diagnosis) -> Iterator[str]:
     yield from _rows(_objectives(told.facts))
     yield "\n3. Hypotheses, the leading first (no facts: see how to tell)"
     if not told.hypotheses:
-        yield "   None: nothing in these numbers points anywhere."
+        yield from _lines(f"   {told.conclusion}", 3)
     for number, each in enumerate(told.hypotheses, 1):
         advice = ADVICE[each.name]
         yield f"   {number}. {advice.title}  [{each.word}, {each.score:.2f}]"
@@ -132,7 +134,9 @@ def _workload(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "tenants", _shares(facts.tenants, facts.requests)
     yield "tokens", f"{_plain(facts.prompt_tokens)} in, {_plain(facts.output_tokens)} out on average"
     yield "output", f"{facts.output_rate:.0f} tokens a second"
-    yield "cached", f"{_share(facts.cached_share)} of the prompts; {_share(facts.found_share)} of what was expected"
+    found = facts.found_share
+    expected = f"{found:.1f} times" if found is not None and found > 1.05 else f"{_share(found)} of"
+    yield "cached", f"{_share(facts.cached_share)} of the prompts; {expected} what was expected"
     yield "now", f"{facts.in_flight:.0f} on {facts.backends} backends, {facts.queued:.0f} wait"
     yield "backends", ", ".join(f"{number:.0f} {state}" for state, number in facts.states.items()) or "not known"
     lag = "-" if facts.loop_lag_s is None else f"{facts.loop_lag_s * 1000:.0f} ms"

@@ -181,9 +181,9 @@ def failing(facts: Facts) -> Iterator[Evidence]:
         worst = next(iter(facts.failures))
         told = f"{failed:.0f} of {facts.attempts:.0f} attempts failed, most with {worst}"
         yield Evidence(told, 0.5 * ramp(failed / facts.attempts, 0.01, 0.1))
-    out = facts.states.get("down", 0.0) + facts.states.get("ejected", 0.0)
+    out = facts.states.get("down", 0) + facts.states.get("ejected", 0)
     if out:
-        yield Evidence(f"{out:.0f} of {facts.backends} backends are out", 0.6 * ramp(out / facts.backends, 0.0, 0.5))
+        yield Evidence(f"{out} of {facts.backends} backends are out", 0.6 * ramp(out / facts.backends, 0.0, 0.5))
     nobody = facts.refused.get("no_backend", 0.0)
     if nobody and facts.requests:
         told = f"{nobody:.0f} requests found no backend"

@@ -53,7 +53,6 @@ def top(path: Path | None, admin: str | None, once: bool, as_json: bool) -> None
     """
     with pictures(path, admin) as events:
         if once:
-            next(events)  # the first has no second before it to tell rates of
             picture = next(events)
             click.echo(json.dumps(picture, ensure_ascii=False)) if as_json else wide().print(drawn(picture))
         elif as_json:
