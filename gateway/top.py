@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gateway.adminport import ADMIN, reached
+from gateway.adminport import ADMIN, reached, refused, shown, silent
 from gateway.keys import wide
 
 FIGURES = (
@@ -71,12 +71,12 @@ def pictures(path: Path | None, admin: str | None) -> Iterator[Iterator[Picture]
         with httpx.stream("GET", f"{url}/admin/live", headers=headers, timeout=timeout, trust_env=False) as answer:
             if answer.status_code != httpx.codes.OK:
                 answer.read()
-                raise click.ClickException(f"{url} answers {answer.status_code}: {_said(answer)}")
+                raise refused(url, answer, headers)
             yield _events(answer)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise click.ClickException(f"{url} does not answer: {error}. Is it the admin port (server.admin)?") from error
+        raise silent(url, error) from error
     except StopIteration:
-        raise click.ClickException(f"{url} has ended.") from None
+        raise click.ClickException(f"The gateway at {shown(url)} has ended.") from None
     except KeyboardInterrupt:
         pass
 
@@ -85,13 +85,6 @@ def _events(answer: httpx.Response) -> Iterator[Picture]:
     for line in answer.iter_lines():
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
-
-
-def _said(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return "it is not the admin port (server.admin), or an older gateway"
 
 
 def _follow(events: Iterator[Picture]) -> None:

@@ -135,7 +135,9 @@ async function watch() {
 
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(TOKEN, $("token").value.trim());
+  const token = $("token").value.trim();
+  if (!/^[\x21-\x7e]+$/.test(token)) return login("No header can carry this: an admin token is of ASCII letters, digits and signs.");
+  sessionStorage.setItem(TOKEN, token);
   $("token").value = "";
   say($("refused"), "");
   watch();

@@ -166,6 +166,9 @@ def test_a_wrong_token_is_told_and_a_right_one_kept_in_the_tab(page: Any, gatewa
     page.fill("#token", "wrong")
     page.click("#login button")
     page.get_by_text("missing or wrong").wait_for()
+    page.fill("#token", "tökén")
+    page.click("#login button")
+    page.get_by_text("No header can carry this").wait_for()
     assert page.evaluate("sessionStorage.length") == 0
     enter(page)
     kept = page.evaluate("[sessionStorage.length, localStorage.length, document.cookie, location.search]")
@@ -202,7 +205,7 @@ OUTSIDE = """() => {
 }"""
 
 
-@pytest.mark.parametrize("width", [360, 700, 1440])
+@pytest.mark.parametrize("width", [360, 768, 1024, 1440])
 def test_nothing_is_cut_off(page: Any, gateway: Service, width: int) -> None:
     """On a telephone and on a wide screen the page scrolls in one direction only, and nothing leaves its frame."""
     page.set_viewport_size({"width": width, "height": 800})
