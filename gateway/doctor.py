@@ -180,6 +180,7 @@ def _item(text: str, indent: int = 5) -> Iterator[str]:
 
 
 def _lines(text: str, indent: int) -> list[str]:
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%")
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False) or [""]
 
 

@@ -9,6 +9,7 @@ const PASSING = new Set(["prefill", "debt"]); // a gate that is shut by these op
 const KINDS = { requests: "requests / min", tokens: "tokens / min" };
 const MODES = { memory: "counted here", shared: "shared" };
 const SPARK = 120; // points
+const ABREAST = 4; // backends of a pool; small pools stand side by side
 const FIGURES = [
   ["requests_s", "Requests", (v) => with_unit(number(v), "/s")],
   ["goodput", "Goodput", percent, (v) => (v < 0.95 ? "bad" : v < 0.99 ? "warn" : "")],
@@ -124,6 +125,7 @@ function fillPool(element, name, now) {
   const inside = now.backends.filter((each) => each.pool === name);
   const add = (told, field) => told.reduce((sum, each) => sum + each[field], 0);
   const [head, backends] = element.children;
+  element.style.flex = `${Math.min(inside.length, ABREAST)} 1 ${20.5 * Math.min(inside.length, ABREAST)}rem`;
   say(head.firstElementChild, name);
   const up = inside.filter((each) => each.state === "up").length;
   const waiting = add(now.queues.filter((each) => each.pool === name), "waiting");

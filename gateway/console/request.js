@@ -16,7 +16,8 @@ const PRICES = {
 // The parts of a request's time side by side, in place of what was there.
 export function spent(cell, timeline) {
   const track = cell.firstElementChild ?? made("div", { class: "timeline", "aria-hidden": "true" }, ...PARTS.map((part) => made("span", { class: part })));
-  PARTS.forEach((part, i) => (track.children[i].style.flexGrow = timeline[part]));
+  const whole = PARTS.reduce((sum, part) => sum + timeline[part], 0) || 1;
+  PARTS.forEach((part, i) => (track.children[i].style.flexGrow = (100 * timeline[part]) / whole)); // below 1 in all they would not fill it
   if (!track.isConnected) cell.append(track);
 }
 

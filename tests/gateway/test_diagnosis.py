@@ -195,6 +195,12 @@ def test_what_several_gateways_say_of_one_backend_counts_once() -> None:
     assert found.backends == 2 and found.states["down"] == 1
 
 
+def test_late_tokens_alone_do_not_blame_caches() -> None:
+    """Where all that was expected is found, and no backend is new."""
+    found = told(FAULTS["queue saturation"][0]).hypotheses
+    assert "cold" not in {each.name for each in found}
+
+
 def test_without_load_nothing_is_told_with_confidence() -> None:
     """The same shares of a handful of requests are weak, and it is said why."""
     few = {name: value / 200 if "_total" in name or "seconds" in name else value for name, value in HEALTHY.items()}
