@@ -125,7 +125,7 @@ function fillPool(element, name, now) {
   const inside = now.backends.filter((each) => each.pool === name);
   const add = (told, field) => told.reduce((sum, each) => sum + each[field], 0);
   const [head, backends] = element.children;
-  element.style.flex = `${Math.min(inside.length, ABREAST)} 1 ${20.5 * Math.min(inside.length, ABREAST)}rem`;
+  element.style.flex = `${Math.min(inside.length, ABREAST)} 1 ${19.5 * Math.min(inside.length, ABREAST)}rem`;
   say(head.firstElementChild, name);
   const up = inside.filter((each) => each.state === "up").length;
   const waiting = add(now.queues.filter((each) => each.pool === name), "waiting");
