@@ -63,8 +63,8 @@ class Admin:
     def __init__(self, subject: Subject, reloader: Reloader) -> None:
         self._subject = subject
         self._reloader = reloader
-        board = Board(subject, time.time)
-        self.feed = Feed(lambda: _write(board.look()))
+        self.board = Board(subject, time.time)
+        self.feed = Feed(lambda: _write(self.board.look()))
 
     def application(self) -> Starlette:
         """The ASGI application of the admin port."""
@@ -182,7 +182,10 @@ class Admin:
     async def recent(self, request: Request) -> Response:
         """`GET /admin/recent/NUMBER`: one slow or failed request with its timeline and the decisions about it."""
         seen = self._subject.telemetry.recent.find(request.path_params["number"])
-        return _json(seen) if seen is not None else _told(404, "It is not kept any more.", "not_found")
+        if seen is None:
+            return _told(404, "It is not kept any more.", "not_found")
+        pool = self._subject.generation.settings.pools.get(seen.pool)
+        return _json(msgspec.to_builtins(seen) | {"routing": pool.routing if pool is not None else None})
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:

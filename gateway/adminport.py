@@ -25,22 +25,56 @@ def asked(
     try:
         answer = httpx.request(method, f"{url}{what}", headers=headers, json=told, timeout=10, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise click.ClickException(f"{url} does not answer: {error}. Is it the admin port (server.admin)?") from error
-    if answer.status_code in (401, 403):
-        raise click.ClickException(f"{url} asks for its token: {answer.json()['error']['message']}")
-    if answer.status_code == httpx.codes.BAD_REQUEST:
-        raise click.ClickException(answer.json()["error"]["message"])
+        raise silent(url, error) from error
     if answer.status_code != httpx.codes.OK:
-        raise click.ClickException(f"{url} answers {answer.status_code}. Is it the admin port (server.admin)?")
+        raise refused(url, answer, headers)
     found: dict[str, Any] = answer.json()
     return found
+
+
+def silent(url: str, error: Exception) -> click.ClickException:
+    """Nobody, or somebody else, is there."""
+    return click.ClickException(f"{shown(url)} does not answer: {error}. Is it the admin port (server.admin)?")
+
+
+def refused(url: str, answer: httpx.Response, headers: dict[str, str]) -> click.ClickException:
+    """What an answer that is not 200 comes to, and what to do."""
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        what = "does not take this token" if headers else "asks for its token"
+        return click.ClickException(f"{shown(url)} {what}: name the gateway's file (-c FILE), or set {TOKEN}.")
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = ""
+    if answer.status_code == httpx.codes.BAD_REQUEST and message:
+        return click.ClickException(message)
+    told = message or "Is it the admin port (server.admin) of a gateway of this version?"
+    return click.ClickException(f"{shown(url)} answers {answer.status_code}. {told}")
+
+
+def base(text: str, what: str) -> str:
+    """A URL that may be asked, without a slash at its end. `what` is the argument or option that it was given as."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise click.BadParameter(f"a URL begins with http:// or https://, such as {ADMIN}", param_hint=what)
+    return text.rstrip("/")
+
+
+def shown(url: str) -> str:
+    """A URL without the credentials that it may carry."""
+    return str(httpx.URL(url).copy_with(userinfo=b""))
 
 
 def reached(path: Path | None, admin: str | None) -> tuple[str, dict[str, str]]:
     """The URL of the admin port, and the headers that open it."""
     url, token = _address(path) if path is not None else (ADMIN, None)
-    token = token or os.environ.get(TOKEN, "")
-    return (admin or url).rstrip("/"), {"authorization": f"Bearer {token}"} if token else {}
+    token = (token or os.environ.get(TOKEN, "")).strip()
+    if not token.isascii() or not token.isprintable():
+        raise click.UsageError(f"No header can carry this admin token ({TOKEN}): it is of ASCII letters and signs.")
+    return base(admin or url, "--admin"), {"authorization": f"Bearer {token}"} if token else {}
 
 
 def _address(path: Path) -> tuple[str, str | None]:

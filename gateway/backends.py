@@ -27,6 +27,11 @@ def _reached(command: Callable[..., None]) -> Callable[..., None]:
 def backends() -> None:
     """See and change the backends of a running gateway.
 
+    \b
+    headrace backends list -c headrace.yaml
+    headrace backends drain -c headrace.yaml http://10.0.0.11:8000
+    headrace backends add -c headrace.yaml --pool llama http://10.0.0.13:8000
+
     What is said here holds until the gateway ends, over reloads of its file.
     """
 

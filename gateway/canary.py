@@ -18,7 +18,11 @@ from gateway.keys import wide
 
 @click.group()
 def canary() -> None:
-    """See how new versions of models do (models.NAME.canary in the file)."""
+    """See how new versions of models do (models.NAME.canary in the file).
+
+    \b
+    headrace canary status -c headrace.yaml
+    """
 
 
 @canary.command()

@@ -9,6 +9,7 @@ from gateway.experiments import ADVICE, Experiment
 from gateway.facts import Facts
 from gateway.hypotheses import FEW, Hypothesis, hypotheses
 
+KEPT = 0.95  # an objective that fewer requests keep is missed, whatever the hypotheses
 TRIED = 6  # experiments that are told
 LATER = 0.8  # each further experiment for the same hypothesis is worth so much of the one before
 
@@ -22,6 +23,23 @@ class Diagnosis:
     hypotheses: tuple[Hypothesis, ...]
     experiments: tuple[tuple[str, Experiment], ...]
 
+    @property
+    def conclusion(self) -> str:
+        """In one sentence, what it comes to: that all is well only where there was enough to tell it from."""
+        facts = self.facts
+        if self.hypotheses:
+            return f"{ADVICE[self.hypotheses[0].name].title} [{self.hypotheses[0].word}]."
+        if not facts.requests:
+            return "None: no request ended in this time, so there is nothing to judge."
+        if facts.requests < FEW:
+            return f"None, but {facts.requests:.0f} requests are too few to call it healthy."
+        kept = [each.share for each in facts.objectives if each.share is not None and each.name != "availability"]
+        if not kept:
+            return "None; without objectives that apply (models.NAME.slo) no request counts as slow."
+        if min(kept) < KEPT:
+            return "None: objectives are missed (see 2.), but nothing in these numbers says why."
+        return "None. This looks healthy: objectives are kept, and nothing in these numbers points anywhere."
+
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
         facts = asdict(self.facts)
@@ -30,6 +48,7 @@ class Diagnosis:
         return {
             "facts": facts | {"goodput": self.facts.goodput},
             "missing": list(self.missing),
+            "conclusion": self.conclusion,
             "objectives": objectives,
             "hypotheses": [
                 asdict(each)
@@ -58,6 +77,8 @@ def missing(facts: Facts) -> list[str]:
     reasons = {
         f"Requests: {facts.requests:.0f} in {facts.seconds:.0f} s; below {FEW} nothing is told with confidence. "
         "Look again under load, or over a longer --window.": facts.requests < FEW,
+        "History: nothing is stored of the beginning of this time: rates a second are too low. A shorter --window "
+        "tells them as they are.": not facts.whole,
         "Objectives: no model has any (models.NAME.slo); what is late or slow is then nobody's to say.": not any(
             each.name in ("ttft", "itl") for each in facts.objectives
         ),

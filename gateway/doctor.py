@@ -11,7 +11,7 @@ from typing import Any
 import click
 import httpx
 
-from gateway.adminport import ADMIN
+from gateway.adminport import ADMIN, base, shown
 from gateway.diagnosis import Diagnosis, diagnosis
 from gateway.experiments import ADVICE
 from gateway.facts import Facts, facts
@@ -25,9 +25,12 @@ WIDTH = 110
 
 def _span(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
     try:
-        return None if text is None else seconds(text)
+        found = None if text is None else seconds(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+    if found == 0:
+        raise click.BadParameter("nothing happens in no time: give a longer one, such as 15s")
+    return found
 
 
 @click.command()
@@ -47,27 +50,31 @@ def doctor(url: str, window: float | None, as_json: bool) -> None:
     It tells the workload and what is not known of it, the objectives and how they are kept, hypotheses ranked by
     their evidence with how to tell whether they hold, and experiments. A hypothesis is no fact.
     """
-    url = url.rstrip("/")
+    url = base(url, "URL")
     try:
         with httpx.Client(timeout=30, trust_env=False) as http:
-            found = _window(http, url, window)
+            found = _window(http, url, window, told=not as_json)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise click.ClickException(f"{url} does not answer: {error}. Give a Prometheus or an admin port.") from error
+        raise click.ClickException(
+            f"{shown(url)} does not answer: {error}. Give a Prometheus or an admin port."
+        ) from error
     if not found.has("headrace_build_info"):
-        raise click.ClickException(f"{url} knows no gateway: there is no headrace_build_info. Is it scraped?")
+        raise click.ClickException(f"{shown(url)} knows no gateway: there is no headrace_build_info. Is it scraped?")
     told = diagnosis(facts(found))
     if as_json:
-        click.echo(json.dumps({"source": url} | told.document(), ensure_ascii=False))
+        click.echo(json.dumps({"source": shown(url)} | told.document(), ensure_ascii=False))
     else:
-        click.echo("\n".join(report(url, told)))
+        click.echo("\n".join(report(shown(url), told)))
 
 
-def _window(http: httpx.Client, url: str, window: float | None) -> Window:
-    """Two readings, from whichever of both it is."""
+def _window(http: httpx.Client, url: str, window: float | None, *, told: bool) -> Window:
+    """Two readings, from whichever of both it is. `told`: whoever waits for the second is told so."""
     if http.get(f"{url}/api/v1/query", params={"query": "1"}).status_code == httpx.codes.OK:
         now, span = time.time(), window or STORED_S
         return Window(_stored(http, url, now - span), _stored(http, url, now), span)
     first, began_at = _scraped(http, url), time.monotonic()
+    if told:
+        click.echo(f"Watching {shown(url)} for {window or LIVE_S:g} s ...", err=True)
     time.sleep(window or LIVE_S)
     last = _scraped(http, url)
     return Window(first, last, time.monotonic() - began_at)
@@ -76,7 +83,9 @@ def _window(http: httpx.Client, url: str, window: float | None) -> Window:
 def _scraped(http: httpx.Client, url: str) -> Samples:
     answer = http.get(f"{url}/metrics", headers={"accept": "text/plain"})
     if answer.status_code != httpx.codes.OK:
-        raise click.ClickException(f"{url}/metrics answers {answer.status_code}. Give a Prometheus or an admin port.")
+        raise click.ClickException(
+            f"{shown(url)}/metrics answers {answer.status_code}. Give a Prometheus or an admin port."
+        )
     return read(answer.text)
 
 
@@ -84,7 +93,7 @@ def _stored(http: httpx.Client, url: str, at: float) -> Samples:
     """Of gateways only: other processes have processor time, too."""
     answer = http.get(f"{url}/api/v1/query", params={"query": FAMILIES, "time": at})
     if answer.status_code != httpx.codes.OK:
-        raise click.ClickException(f"{url} refuses a query: {answer.text[:200]}")
+        raise click.ClickException(f"{shown(url)} refuses a query: {answer.text[:200]}")
     results: list[dict[str, Any]] = answer.json()["data"]["result"]
 
     def where(each: dict[str, Any]) -> tuple[str, str]:
@@ -97,9 +106,9 @@ def _stored(http: httpx.Client, url: str, at: float) -> Samples:
 # -- the report --------------------------------------------------------------------------------------------------
 
 
-def report(url: str, told: Diagnosis) -> Iterator[str]:
+def report(source: str, told: Diagnosis) -> Iterator[str]:
     """Its lines, in the order in which to read them."""
-    yield f"1. Workload ({url}, {told.facts.seconds:.0f} s)"
+    yield f"1. Workload ({source}, {told.facts.seconds:.0f} s)"
     yield from _rows(_workload(told.facts))
     yield "   Not known:"
     for text in told.missing:
@@ -108,7 +117,7 @@ def report(url: str, told: Diagnosis) -> Iterator[str]:
     yield from _rows(_objectives(told.facts))
     yield "\n3. Hypotheses, the leading first (no facts: see how to tell)"
     if not told.hypotheses:
-        yield "   None: nothing in these numbers points anywhere."
+        yield from _lines(f"   {told.conclusion}", 3)
     for number, each in enumerate(told.hypotheses, 1):
         advice = ADVICE[each.name]
         yield f"   {number}. {advice.title}  [{each.word}, {each.score:.2f}]"
@@ -132,7 +141,9 @@ def _workload(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "tenants", _shares(facts.tenants, facts.requests)
     yield "tokens", f"{_plain(facts.prompt_tokens)} in, {_plain(facts.output_tokens)} out on average"
     yield "output", f"{facts.output_rate:.0f} tokens a second"
-    yield "cached", f"{_share(facts.cached_share)} of the prompts; {_share(facts.found_share)} of what was expected"
+    found = facts.found_share
+    expected = f"{found:.1f} times" if found is not None and found > 1.05 else f"{_share(found)} of"
+    yield "cached", f"{_share(facts.cached_share)} of the prompts; {expected} what was expected"
     yield "now", f"{facts.in_flight:.0f} on {facts.backends} backends, {facts.queued:.0f} wait"
     yield "backends", ", ".join(f"{number:.0f} {state}" for state, number in facts.states.items()) or "not known"
     lag = "-" if facts.loop_lag_s is None else f"{facts.loop_lag_s * 1000:.0f} ms"
@@ -169,6 +180,7 @@ def _item(text: str, indent: int = 5) -> Iterator[str]:
 
 
 def _lines(text: str, indent: int) -> list[str]:
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%")
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False) or [""]
 
 

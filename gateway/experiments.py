@@ -79,7 +79,7 @@ ADVICE = {
         (
             Experiment(
                 "Add a backend, or take batch work out of these hours (a lower `ceiling` for its class).",
-                "cost; batch takes longer",
+                "money; batch takes longer",
                 "refusals for want of room below 1 %, ttft kept by 99 %",
             ),
             Experiment(
@@ -132,7 +132,7 @@ ADVICE = {
                 "more 503 with Retry-After",
                 "goodput of what is taken is above 95 %",
             ),
-            Experiment("Add replicas.", "cost", "both objectives kept by 99 % at the same arrivals"),
+            Experiment("Add replicas.", "money", "both objectives kept by 99 % at the same arrivals"),
         ),
     ),
     "gateway": Advice(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
@@ -32,9 +33,11 @@ class Objective:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Seconds, tokens, shares of one, and counts within the window; gauges are as of its end. `missed` is the share of
-    the judged requests that were not good, by cause; `parts` the mean seconds of what first tokens took."""
+    the judged requests that were not good, by cause; `parts` the mean seconds of what first tokens took. `whole`:
+    something is known of the window's beginning."""
 
     seconds: float
+    whole: bool
     requests: float
     outcomes: dict[str, float]
     models: dict[str, float]
@@ -54,7 +57,7 @@ class Facts:
     refused: dict[str, float]
     failures: dict[str, float]
     attempts: float
-    states: dict[str, float]
+    states: dict[str, int]
     expected_tokens: float
     found_share: float | None
     cached_share: float | None
@@ -106,9 +109,11 @@ def facts(now: Window) -> Facts:
     expected, found, all_prompt = (
         now.increase(f"headrace_prefix_{each}_tokens_total") for each in ("predicted", "confirmed", "prompt")
     )
-    engines = len(now.gauges("headrace_in_flight_requests"))
+    states = Counter(state for *_, state in now.distinct("headrace_backend_state", "pool", "backend", "state"))
+    backends = now.distinct("headrace_backend_state", "pool", "backend")
     return Facts(
         seconds=now.seconds,
+        whole="headrace_build_info" in now.first,
         requests=requests,
         outcomes=now.increases("headrace_requests_total", "outcome"),
         models=now.increases("headrace_requests_total", "model"),
@@ -132,7 +137,7 @@ def facts(now: Window) -> Facts:
         refused=now.increases("headrace_refusals_total", "reason"),
         failures=now.increases("headrace_upstream_failures_total", "reason"),
         attempts=now.increase("headrace_affinity_total") + now.increase("headrace_retries_total"),
-        states={state: number for state, number in now.labels("headrace_backend_state", "state").items() if number},
+        states=dict(states.most_common()),
         expected_tokens=expected,
         found_share=found / expected if expected else None,
         cached_share=found / all_prompt if all_prompt else None,
@@ -140,7 +145,7 @@ def facts(now: Window) -> Facts:
         kv_share=max(now.gauges("headrace_engine_kv_ratio"), default=None),
         engine_running=_mean(now.gauges("headrace_engine_running_requests")),
         engine_waiting=_mean(now.gauges("headrace_engine_waiting_requests")),
-        backends=engines,
+        backends=len(backends),
         loop_lag_s=now.quantile("headrace_loop_lag_seconds", 0.99),
         cores=_cores(now),
         limiter=tuple(mode for mode, on in now.labels("headrace_limiter_mode", "mode").items() if on),

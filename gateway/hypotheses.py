@@ -64,7 +64,9 @@ def hypotheses(facts: Facts) -> list[Hypothesis]:
 def _missed(facts: Facts, cause: str, what: str, weight: float) -> Evidence:
     """A twentieth of the requests missed by one cause is worth a look, a quarter is the matter."""
     share = facts.missed.get(cause, 0.0)
-    return Evidence(f"{share:.1%} of the judged requests were not good for {what}", weight * ramp(share, 0.01, 0.2))
+    return Evidence(
+        f"{share:.1%} of the judged requests were not good because of {what}", weight * ramp(share, 0.01, 0.2)
+    )
 
 
 def _late(facts: Facts) -> float:
@@ -95,7 +97,7 @@ def _cold_share(facts: Facts) -> float:
 
 def prefill(facts: Facts) -> Iterator[Evidence]:
     """High time to the first token, normal gaps, and the backend has the time."""
-    yield _missed(facts, "prefill", "their backend's first token", 0.7)
+    yield _missed(facts, "prefill", "how long their backends took to the first token", 0.7)
     part = facts.part("backend")
     yield Evidence(f"{part:.0%} of the time to the first token passes on the backends", 0.5 * _late(facts) * part)
     if facts.kept("itl") is not None:
@@ -107,14 +109,16 @@ def prefill(facts: Facts) -> Iterator[Evidence]:
 
 def cold(facts: Facts) -> Iterator[Evidence]:
     """Prefixes that should be cached are not; or backends have only come."""
+    fresh = facts.states.get("new", 0) + facts.states.get("trial", 0)
     if facts.found_share is not None:
         told = f"engines found {facts.found_share:.0%} of the {facts.expected_tokens:.0f} prompt tokens expected cached"
         enough = ramp(facts.expected_tokens / facts.seconds, 10, 100)
         yield Evidence(told, 0.85 * _cold_share(facts) * enough)
-    fresh = facts.states.get("new", 0.0) + facts.states.get("trial", 0.0)
     if fresh:
-        yield Evidence(f"{fresh:.0f} backends are new or on trial", 0.3 * ramp(fresh / facts.backends, 0.0, 0.5))
-    yield Evidence(f"first tokens are late ({_kept(facts, 'ttft')})", 0.15 * _late(facts))
+        yield Evidence(f"{fresh} backends are new or on trial", 0.3 * ramp(fresh / facts.backends, 0.0, 0.5))
+    if fresh or _cold_share(facts):  # by themselves late tokens say nothing of caches
+        told = f"first tokens are late: their objective is kept by {_kept(facts, 'ttft')}"
+        yield Evidence(told, 0.15 * _late(facts))
 
 
 def queue(facts: Facts) -> Iterator[Evidence]:
@@ -181,9 +185,9 @@ def failing(facts: Facts) -> Iterator[Evidence]:
         worst = next(iter(facts.failures))
         told = f"{failed:.0f} of {facts.attempts:.0f} attempts failed, most with {worst}"
         yield Evidence(told, 0.5 * ramp(failed / facts.attempts, 0.01, 0.1))
-    out = facts.states.get("down", 0.0) + facts.states.get("ejected", 0.0)
+    out = facts.states.get("down", 0) + facts.states.get("ejected", 0)
     if out:
-        yield Evidence(f"{out:.0f} of {facts.backends} backends are out", 0.6 * ramp(out / facts.backends, 0.0, 0.5))
+        yield Evidence(f"{out} of {facts.backends} backends are out", 0.6 * ramp(out / facts.backends, 0.0, 0.5))
     nobody = facts.refused.get("no_backend", 0.0)
     if nobody and facts.requests:
         told = f"{nobody:.0f} requests found no backend"

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
+import sys
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, Any
 
 import click
@@ -17,33 +22,52 @@ Line = dict[str, Any]
 WORST = ("ttft", "itl", "total", "queue", "bytes_in", "bytes_out", "tokens_in", "tokens_out", "attempts")
 COLOURS = {"ok": "green", "client_disconnect": "yellow"}
 SHOWN = 20  # of the worst
+POLL_S = 0.2
 
 _read = msgspec.json.Decoder(RequestLine).decode
 
 
 @click.command()
 @click.argument("files", nargs=-1, default=("-",), type=click.File("r", errors="replace", lazy=True))
-@click.option("--outcome", "outcomes", multiple=True, metavar="WORD", help="Only these outcomes; `bad`: all but ok.")
+@click.option("-f", "--follow", is_flag=True, help="Then wait for more, as `tail -F` does. Ctrl-C ends it.")
+@click.option(
+    "--outcome",
+    "outcomes",
+    multiple=True,
+    metavar="WORD",
+    help="Only these outcomes; `bad`: all but ok; `slow`: good ones that missed an objective.",
+)
+@click.option("--status", metavar="CODE", help="Only this status, or this kind: 429, 5xx.")
 @click.option("--tenant", metavar="NAME", help="Only of this tenant.")
 @click.option("--model", metavar="NAME", help="Only for this model.")
 @click.option("--id", "ident", metavar="ID", help="Only the request, or the trace, with this id.")
 @click.option("--worst", type=click.Choice(WORST), help=f"The {SHOWN} with the largest value, worst first.")
 @click.option("--json", "as_json", is_flag=True, help="The lines as they were, for jq.")
-def logs(files: tuple[IO[str], ...], worst: str | None, as_json: bool, **wanted: Any) -> None:
+def logs(files: tuple[IO[str], ...], worst: str | None, follow: bool, as_json: bool, **wanted: Any) -> None:
     """Show request logs.
 
-    Reads the files, or stdin, where `tail -f headrace.log | headrace logs` follows a gateway.
+    Reads the files, or stdin: `kubectl logs -f deploy/headrace | headrace logs`.
 
     \b
     headrace logs headrace.log
-    headrace logs --outcome bad --tenant acme headrace.log
+    headrace logs --follow --outcome bad --outcome slow headrace.log
+    headrace logs --status 5xx --tenant acme headrace.log
     headrace logs --worst ttft headrace.log
     headrace logs --json --model llama-3-8b headrace.log | jq .total_ms
 
     Times are in UTC, durations in milliseconds. What is no request is
     passed on as it is.
     """
-    stream = (text for file in files for text in file)
+    if any(file.name == "-" for file in files) and sys.stdin.isatty():
+        raise click.UsageError("Give a file, or pipe a log in.")
+    if follow and (worst is not None or len(files) != 1 or files[0].name == "-"):
+        raise click.UsageError("--follow is for one file, and for no --worst.")
+    stream = followed(files[0].name) if follow else (text for file in files for text in file)
+    with suppress(KeyboardInterrupt):
+        _show(stream, worst, as_json, wanted)
+
+
+def _show(stream: Iterable[str], worst: str | None, as_json: bool, wanted: Line) -> None:
     if worst is not None:
         field = worst if worst.startswith(("bytes", "tokens", "attempts")) else f"{worst}_ms"
         lines = (line for _, line in _chosen(stream, wanted) if line is not None and line.get(field) is not None)
@@ -55,6 +79,27 @@ def logs(files: tuple[IO[str], ...], worst: str | None, as_json: bool, **wanted:
             click.echo(text, nl=False)
         else:
             click.echo(told(line))
+
+
+def followed(name: str, poll_s: float = POLL_S) -> Iterator[str]:
+    """Whole lines of a file for ever: from its beginning, on as it grows, and from the beginning of another that takes
+    its name or when it is cut (log rotation)."""
+    while True:
+        with Path(name).open("rb") as file:
+            kept, torn = os.fstat(file.fileno()), b""
+            while True:
+                torn += file.readline()
+                if torn.endswith(b"\n"):
+                    yield torn.decode(errors="replace")
+                    torn = b""
+                    continue
+                try:
+                    now = Path(name).stat()
+                except FileNotFoundError:
+                    now = kept  # it is being rotated
+                if now.st_ino != kept.st_ino or now.st_size < file.tell():
+                    break
+                time.sleep(poll_s)
 
 
 def _chosen(stream: Iterable[str], wanted: Line) -> Iterator[tuple[str, Line | None]]:
@@ -77,10 +122,18 @@ def _request(text: str) -> Line | None:
     return line
 
 
-def _matches(line: Line, outcomes: tuple[str, ...], tenant: str | None, model: str | None, ident: str | None) -> bool:
-    bad = "bad" in outcomes and line["outcome"] != "ok"
+def _matches(
+    line: Line,
+    outcomes: tuple[str, ...],
+    status: str | None,
+    tenant: str | None,
+    model: str | None,
+    ident: str | None,
+) -> bool:
+    kind = "bad" if line["outcome"] != "ok" else "slow" if line.get("cause") else "good"
     return (
-        (not outcomes or bad or line["outcome"] in outcomes)
+        (not outcomes or line["outcome"] in outcomes or kind in outcomes)
+        and status in (None, str(line["status"]), f"{line['status'] // 100}xx")
         and tenant in (None, line["tenant"])
         and model in (None, line["model"])
         and ident in (None, line["request_id"], line["upstream_request_id"], line.get("trace_id"))

@@ -8,10 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+SCRIPT = "text/javascript; charset=utf-8"
 FILES = {
     "/console": ("index.html", "text/html; charset=utf-8"),
     "/console/console.css": ("console.css", "text/css; charset=utf-8"),
-    "/console/console.js": ("console.js", "text/javascript; charset=utf-8"),
+    "/console/console.js": ("console.js", SCRIPT),
+    "/console/board.js": ("board.js", SCRIPT),
+    "/console/request.js": ("request.js", SCRIPT),
+    "/console/elements.js": ("elements.js", SCRIPT),
 }
 # Only what lies beside it runs or is asked; no frame holds it, no form leaves it, and text never becomes markup.
 POLICY = (

@@ -17,8 +17,8 @@ CONSIDERED = 16  # backends of a decision that are shown
 
 
 class Considered(msgspec.Struct, frozen=True):
-    """A backend that could take the request when it was decided, and its price: uncached tokens, and what is before
-    them."""
+    """A backend that could take the request when it was decided, and its price by the routing of its pool (by default
+    seconds of prefill: its own, and what is left of those before it)."""
 
     backend: str
     price: float
@@ -80,6 +80,7 @@ class Seen(msgspec.Struct, frozen=True):
             "backend": self.attempts[-1].backend if self.attempts else "",
             "ttft_ms": self.ttft_ms,
             "total_ms": self.total_ms,
+            "timeline": self.timeline,
         }
 
 
@@ -160,7 +161,7 @@ def _try(x: Exchange, attempt: Attempt) -> Try:
         decision.cached_tokens,
         decision.uncached_tokens,
         decision.missed_tokens,
-        [Considered(name, round(price, 1)) for price, name in sorted(decision.considered)[:CONSIDERED]],
+        [Considered(name, float(f"{price:.4g}")) for price, name in sorted(decision.considered)[:CONSIDERED]],
     )
 
 

@@ -96,6 +96,11 @@ class Window:
             found[key] = found.get(key, 0.0) + value
         return found
 
+    def distinct(self, name: str, *by: str) -> set[tuple[str, ...]]:
+        """What these labels are, together, of the last values that are not 0: once, however many gateways say it."""
+        told = (dict(labels) for labels, value in self.last.get(name, NONE).items() if value)
+        return {tuple(labels.get(label, "") for label in by) for labels in told}
+
     def _grown(self, name: str, wanted: Mapping[str, str | Collection[str]]) -> Iterator[tuple[dict[str, str], float]]:
         before = self.first.get(name, NONE)
         for labels, value in self._matching(self.last.get(name, NONE), wanted):

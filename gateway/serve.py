@@ -77,7 +77,7 @@ async def serve(
         with _signals(reloader.call) as stopped:
             scheme = "https" if server.tls else "http"
             ready(f"{scheme}://{_shown(listeners[0])}", f"http://{_shown(listeners[1])}")
-            async with reloader:
+            async with reloader, admin.board:
                 await _first(stopped[0].wait(), *tasks)
             await _drain(gateway, stopped[1])
         admin.feed.close()

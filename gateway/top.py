@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+import termios
+import threading
 import time
+import tty
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import click
 import httpx
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from gateway.adminport import ADMIN, reached
+from gateway.adminport import ADMIN, reached, refused, shown, silent
 from gateway.keys import wide
+from gateway.topview import Picture, drawn
 
-FIGURES = (
-    ("requests_s", "requests/s", "{:.1f}"),
-    ("goodput", "goodput", "{:.1%}"),
-    ("ttft_p95_ms", "first token p95", "{:.0f} ms"),
-    ("itl_p95_ms", "between tokens p95", "{:.1f} ms"),
-    ("refused_s", "refused/s", "{:.1f}"),
-    ("loop_lag_p99_ms", "loop late p99", "{:.1f} ms"),
-)
-COLOURS = {"up": "green", "new": "yellow", "trial": "yellow", "draining": "yellow", "resting": "yellow"}
-BAR = 12  # cells
-SPARKS = " ▁▂▃▄▅▆▇█"
 WAIT_S = 30.0  # for the next event, on a machine that does something else
-Picture = dict[str, Any]
+AGAIN_S = 2.0  # after a connection was lost
 
 
 @click.command()
@@ -44,42 +37,44 @@ def top(path: Path | None, admin: str | None, once: bool, as_json: bool) -> None
     """Watch a running gateway: backends, queues, refusals, and the latest slow or failed requests.
 
     Asks its admin port, like the console at /console there. Its address and token are those of the file; without one
-    the token is that of the environment variable HEADRACE_ADMIN_TOKEN. Ctrl-C ends it.
+    the token is that of the environment variable HEADRACE_ADMIN_TOKEN. q or Ctrl-C ends it.
 
     \b
     headrace top -c headrace.yaml
     headrace top --once --admin http://10.0.0.5:9090
     headrace top --json | jq -c .figures
     """
-    with pictures(path, admin) as events:
-        if once:
-            next(events)  # the first has no second before it to tell rates of
-            picture = next(events)
-            click.echo(json.dumps(picture, ensure_ascii=False)) if as_json else wide().print(drawn(picture))
-        elif as_json:
-            for picture in events:
-                click.echo(json.dumps(picture, ensure_ascii=False))
+    if not (once or as_json or sys.stdout.isatty()):
+        raise click.UsageError("This is no terminal: ask for one picture (--once), or for lines of JSON (--json).")
+    with suppress(KeyboardInterrupt):
+        if once or as_json:
+            _print(path, admin, once, as_json)
         else:
-            _follow(events)
+            with quitting():
+                _follow(path, admin)
+
+
+def _print(path: Path | None, admin: str | None, once: bool, as_json: bool) -> None:
+    with pictures(path, admin) as events:
+        for picture in [next(events)] if once else events:
+            click.echo(json.dumps(picture, ensure_ascii=False)) if as_json else wide().print(drawn(picture))
 
 
 @contextmanager
 def pictures(path: Path | None, admin: str | None) -> Iterator[Iterator[Picture]]:
-    """What `GET /admin/live` sends. Raises ClickException with what to do; Ctrl-C ends it without a word."""
+    """What `GET /admin/live` sends. Raises ClickException with what to do."""
     url, headers = reached(path, admin)
     timeout = httpx.Timeout(10, read=WAIT_S)
     try:
         with httpx.stream("GET", f"{url}/admin/live", headers=headers, timeout=timeout, trust_env=False) as answer:
             if answer.status_code != httpx.codes.OK:
                 answer.read()
-                raise click.ClickException(f"{url} answers {answer.status_code}: {_said(answer)}")
+                raise refused(url, answer, headers)
             yield _events(answer)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise click.ClickException(f"{url} does not answer: {error}. Is it the admin port (server.admin)?") from error
+        raise silent(url, error) from error
     except StopIteration:
-        raise click.ClickException(f"{url} has ended.") from None
-    except KeyboardInterrupt:
-        pass
+        raise click.ClickException(f"The gateway at {shown(url)} has ended.") from None
 
 
 def _events(answer: httpx.Response) -> Iterator[Picture]:
@@ -88,101 +83,47 @@ def _events(answer: httpx.Response) -> Iterator[Picture]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def _said(answer: httpx.Response) -> str:
+def _follow(path: Path | None, admin: str | None) -> None:
+    """Until Ctrl-C or q. A gateway that was there once, and is restarted, is waited for."""
+    console, seen = Console(), None
+    with Live(screen=True, auto_refresh=False, console=console, vertical_overflow="crop") as live:
+        while True:
+            try:
+                with pictures(path, admin) as events:
+                    for seen in events:
+                        live.update(_fitting(seen, console), refresh=True)
+                raise click.ClickException("the gateway has ended, or is being restarted")
+            except click.ClickException as error:
+                if seen is None:
+                    raise
+                since = time.strftime("%H:%M:%S", time.localtime(seen["at"]))
+                lost = Text(f"NOT CONNECTED, this is {since}: {error.message}", "bold red")
+                live.update(Group(lost, _fitting(seen, console)), refresh=True)
+            time.sleep(AGAIN_S)
+
+
+def _fitting(seen: Picture, console: Console) -> Group:
+    return drawn(seen, console.width, max(4, console.height // 4))
+
+
+@contextmanager
+def quitting() -> Iterator[None]:
+    """q does what Ctrl-C does, and nothing that is typed is shown; the terminal is then as it was."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+
+    def read() -> None:
+        while (typed := os.read(keyboard, 1)) and typed not in b"qQ":
+            pass
+        if typed:
+            signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=read, daemon=True).start()
     try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return "it is not the admin port (server.admin), or an older gateway"
-
-
-def _follow(events: Iterator[Picture]) -> None:
-    with Live(screen=True, auto_refresh=False, console=Console()) as live:
-        for picture in events:
-            live.update(drawn(picture), refresh=True)
-
-
-def drawn(now: Picture) -> Group:
-    """The whole picture."""
-    parts: list[RenderableType] = [_head(now), _figures(now), _backends(now["backends"])]
-    queues = [row for row in now["queues"] if row["waiting"]]
-    if queues:
-        parts.append(_table("waiting", queues, "pool", "class", "waiting", "tokens", "oldest_s", "wait_s"))
-    if now["waiting"]:
-        parts.append(_table("by tenant", now["waiting"], "tenant", "pool", "class", "waiting", "oldest_s"))
-    if now["refusals"]:
-        parts.append(_table("refusals", now["refusals"], "reason", "lately", "total"))
-    if now["recent"]:
-        parts.append(_recent(now["recent"][:10]))
-    return Group(*parts)
-
-
-def _head(now: Picture) -> Text:
-    draining = "  DRAINING" if now["draining"] else ""
-    up = time.strftime("%j %H:%M:%S", time.gmtime(now["uptime_s"]))
-    days = int(up[:3]) - 1
-    shown = f"{days} d {up[4:]}" if days else up[4:]
-    return Text(
-        f"headrace {now['version']}  up {shown}  configuration {now['generation']}  limits: {now['limiter']}  "
-        f"{now['open_requests']} open, {now['open_streams']} streams{draining}",
-        style="bold",
-    )
-
-
-def _figures(now: Picture) -> Table:
-    made = Table.grid(padding=(0, 2))
-    for name, label, shape in FIGURES:
-        value = now["figures"][name]
-        made.add_row(label, "-" if value is None else shape.format(value), Text(spark(now["history"][name]), "cyan"))
-    return made
-
-
-def spark(values: list[float | None]) -> str:
-    """The last minute as blocks, between 0 and its largest."""
-    lately = values[-60:]
-    most = max((value for value in lately if value is not None), default=0.0) or 1.0
-    return "".join(" " if value is None else SPARKS[round(value / most * (len(SPARKS) - 1))] for value in lately)
-
-
-def bar(share: float | None) -> str:
-    """A share of a whole, in blocks; nothing where it is not known."""
-    filled = round(min(1.0, max(0.0, share or 0.0)) * BAR)
-    return "█" * filled + "·" * (BAR - filled) if share is not None else " " * BAR
-
-
-def _backends(told: list[Picture]) -> Table:
-    made = Table(box=None, title="backends", title_justify="left", title_style="bold", padding=(0, 2, 0, 0))
-    for name in ("pool", "backend", "state", "gate", "in flight", "uncached tokens", "KV memory", "why"):
-        made.add_column(name)
-    for each in told:
-        kv = each["kv_share"]
-        cells = [
-            f"{bar(each['running'] / each['concurrency'])} {each['running']}/{each['concurrency']}",
-            f"{bar(each['uncached_tokens'] / each['uncached_budget'])} {each['uncached_tokens']}",
-            f"{bar(kv)} {'-' if kv is None else f'{kv:.0%}'}",
-        ]
-        state = Text(each["state"], COLOURS.get(each["state"], "red"))
-        made.add_row(escape(each["pool"]), escape(each["backend"]), state, each["gate"], *cells, escape(each["why"]))
-    return made
-
-
-def _table(title: str, rows: list[Picture], *names: str) -> Table:
-    made = Table(box=None, title=title, title_justify="left", title_style="bold", padding=(0, 2, 0, 0))
-    for name in names:
-        made.add_column(name.replace("_s", " (s)"), justify="left" if isinstance(rows[0][name], str) else "right")
-    for row in rows:
-        made.add_row(*("-" if row[name] is None else escape(str(row[name])) for name in names))
-    return made
-
-
-def _recent(rows: list[Picture]) -> Table:
-    shown = [
-        {
-            "ended": time.strftime("%H:%M:%S", time.localtime(row["at"])),
-            "outcome": f"slow: {row['cause']}" if row["outcome"] == "ok" else row["outcome"],
-            **{name: row[name] or "-" for name in ("tenant", "model", "backend")},
-            "ttft_ms": row["ttft_ms"],
-            "total_ms": row["total_ms"],
-        }
-        for row in rows
-    ]
-    return _table("slow or failed, the latest first", shown, *shown[0])
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

@@ -58,7 +58,7 @@ loadtests: faults oneshot
 loadtests: emulator replay report overhead
 loadtests: capacity decision crowd faultrelay trickle
 loadtests: chaos rollout
-gateway: demo emulate keys logview
+gateway: demo emulate keys logview topview
 gateway: adminport
 gateway: tenants backends top doctor canary
 gateway: cli

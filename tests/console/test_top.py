@@ -8,12 +8,17 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
-from gateway.top import bar, spark
-from tests.console.conftest import TOKEN, busy, load
-from tests.service import Service, run
+import httpx
+import pytest
+
+from gateway.topview import bar, spark
+from tests.console.conftest import DEAD, TOKEN, busy, load, look
+from tests.service import Service, run, started
 
 
 def test_one_picture(gateway: Service) -> None:
@@ -41,36 +46,95 @@ def test_one_picture_for_programs(gateway: Service) -> None:
 def test_why_not(gateway: Service, tmp_path: Path) -> None:
     """A wrong token, and an address where nobody listens."""
     done = run("top", "--once", "--admin", gateway.admin, HEADRACE_ADMIN_TOKEN="wrong")
-    assert done.returncode == 1 and "Authorization: Bearer" in done.stderr
+    assert done.returncode == 1 and "does not take this token" in done.stderr
     done = run("top", "--once", "--admin", "http://127.0.0.1:9")
     assert done.returncode == 1 and "does not answer" in done.stderr
     done = run("top", "--once", "--admin", gateway.api)
     assert done.returncode == 1 and "404" in done.stderr
 
 
-def test_it_follows_until_it_is_stopped(gateway: Service) -> None:
-    """In a terminal, on a screen of its own, which it gives back on Ctrl-C."""
+@pytest.mark.parametrize("way", ["Ctrl-C", "q"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_it_follows_until_it_is_stopped(gateway: Service, way: str, plain: bool) -> None:
+    """In a terminal, on a screen of its own, which it gives back; without colours where none are wanted."""
     ours, theirs = pty.openpty()
-    environ = os.environ | {"HEADRACE_ADMIN_TOKEN": TOKEN, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": "50"}
+    environ = os.environ | {"HEADRACE_ADMIN_TOKEN": TOKEN, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "50"}
     command = [sys.executable, "-m", "gateway.cli", "top", "--admin", gateway.admin]
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # who runs in the background would pass on that it is ignored
+    environ |= {"NO_COLOR": "1"} if plain else {}
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
-    os.close(theirs)
+    settings = termios.tcgetattr(theirs)
     said, deadline = b"", time.monotonic() + 60
     while said.count(b"backends") < 2 and time.monotonic() < deadline:
         said += os.read(ours, 65536)
-    process.send_signal(signal.SIGINT)
-    try:
-        while piece := os.read(ours, 65536):
-            said += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(ours)
+    if way == "q":
+        os.write(ours, b"xq")
+    else:
+        process.send_signal(signal.SIGINT)
+    while b"\x1b[?1049l" not in said and time.monotonic() < deadline:
+        said += os.read(ours, 65536)
     assert process.wait(30) == 0
+    assert termios.tcgetattr(theirs) == settings
+    os.close(theirs)
+    os.close(ours)
     assert said.count(b"backends") >= 2 and b"\x1b[?1049h" in said and b"\x1b[?1049l" in said
-    assert b"Traceback" not in said
+    assert b"Traceback" not in said and (b"\x1b[3" in said) is not plain
+    host = httpx.URL(look(gateway)["backends"][0]["backend"])
+    assert f"{host.host}:{host.port}".encode() in said  # however narrow, a backend can be told from another
+
+
+def test_it_waits_for_a_gateway_that_is_restarted(tmp_path: Path) -> None:
+    """What was last seen stays, with a word that it is old."""
+    told = {"server": {"admin_token": "file:token"}, "pools": {"p": {"backends": [{"url": DEAD}]}}}
+    told["models"] = {"m": {"pool": "p"}}
+    ours, theirs = pty.openpty()
+    environ = os.environ | {"HEADRACE_ADMIN_TOKEN": TOKEN, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"}
+    with ExitStack() as stack:
+        with ExitStack() as first:
+            service = started(first, tmp_path, told, token=TOKEN)
+            command = [sys.executable, "-m", "gateway.cli", "top", "--admin", service.admin]
+            process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+            said = _until(ours, b"backends")
+        assert b"NOT CONNECTED" not in said
+        said = _until(ours, b"NOT CONNECTED")
+        assert b"backends" in said + _until(ours, b"backends")
+        admin = service.admin.removeprefix("http://")
+        started(stack, tmp_path, told | {"server": told["server"] | {"admin": admin}}, token=TOKEN)
+        _until(ours, b"\x1b[Hheadrace", b"\x1b[1mheadrace")
+        os.write(ours, b"q")
+        _until(ours, b"\x1b[?1049l")
+        assert process.wait(30) == 0
+    os.close(theirs)
+    os.close(ours)
+
+
+def _until(terminal: int, *words: bytes) -> bytes:
+    said, deadline = b"", time.monotonic() + 60
+    while not any(word in said for word in words):
+        assert time.monotonic() < deadline, said[-2000:]
+        said += os.read(terminal, 65536)
+    return said
+
+
+def test_what_is_no_terminal_is_told_what_to_ask_for(gateway: Service) -> None:
+    """Lines for people make no sense in a file."""
+    done = run("top", "--admin", gateway.admin, HEADRACE_ADMIN_TOKEN=TOKEN)
+    assert done.returncode == 2 and "--once" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("command", [("top", "--once"), ("backends", "list"), ("tenants",), ("canary", "status")])
+def test_every_command_says_what_to_do(gateway: Service, command: tuple[str, ...]) -> None:
+    """About a token that is missing, wrong or impossible, and a URL that is none; without the credentials in it."""
+    asked = (*command, "--admin", gateway.admin.replace("http://", "http://user:hush@"))
+    for token, words in (("", "asks for its token"), ("wrong", "does not take this token"), ("tökén", "No header")):
+        done = run(*asked, HEADRACE_ADMIN_TOKEN=token)
+        assert done.returncode == (2 if token == "tökén" else 1), done.stderr
+        assert words in done.stderr and "HEADRACE_ADMIN_TOKEN" in done.stderr and "hush" not in done.stderr
+        assert "Traceback" not in done.stderr
+    done = run(*command, "--admin", "nonsense")
+    assert done.returncode == 2 and "begins with http://" in done.stderr
 
 
 def test_bars_and_sparks() -> None:

@@ -78,6 +78,7 @@ HEALTHY: Series = {
     **histogram("headrace_ttft_seconds", KEY, {0.1: 300, 0.3: 290, 1.0: 10}, 100.0),
     **histogram("headrace_inter_token_seconds", KEY, {0.02: 50_000, 0.05: 10_000}, 900.0),
 }
+BEGUN = {'headrace_build_info{version="1"}': 1.0}
 LATE = histogram("headrace_ttft_seconds", KEY, {0.3: 200, 1.0: 200, 5.0: 200}, 900.0)
 STALLS = histogram("headrace_loop_lag_seconds", "", {0.001: 480, 0.01: 20, 0.5: 100}, 30.0)
 REFUSED = {f'headrace_refusals_total{{{KEY},reason="queue_full",fault="capacity"}}': 60.0}
@@ -150,7 +151,7 @@ def told(*changes: Series, first: Series | None = None) -> Diagnosis:
     series = HEALTHY
     for change in changes:
         series = series | change
-    return diagnosis(facts(Window(samples(first or {}), samples(series), SECONDS)))
+    return diagnosis(facts(Window(samples(first or BEGUN), samples(series), SECONDS)))
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
@@ -168,6 +169,36 @@ def test_the_fault_is_named_first(fault: str) -> None:
 def test_of_health_nothing_is_told() -> None:
     """A few late requests are no hypothesis."""
     assert told().hypotheses == () and told().experiments == ()
+    assert "looks healthy" in told().conclusion
+
+
+def test_health_is_only_told_of_what_could_be_ill() -> None:
+    """Not where nothing was asked, of a handful, without objectives, or while they are missed for an unknown reason."""
+    few = {name: value / 60 if "_total" in name else value for name, value in HEALTHY.items()}
+    free = {name: value for name, value in HEALTHY.items() if "objective" not in name}
+
+    def concluded(series: Series) -> str:
+        return diagnosis(facts(Window(samples(BEGUN), samples(series), SECONDS))).conclusion
+
+    assert "no request ended" in concluded(BEGUN)
+    assert "too few" in concluded(few) and "without objectives" in concluded(free)
+    assert "says why" in concluded(HEALTHY | objective("itl", 35))
+    assert "Backends take long for prompts [strong]" in told(FAULTS["slow prefill"][0]).conclusion
+
+
+def test_what_several_gateways_say_of_one_backend_counts_once() -> None:
+    """Two that see the same two backends have two, and one of them out is one."""
+    twice = {f'headrace_backend_state{{pool="p",backend="{name}",state="up",instance="2"}}': 1.0 for name in "ab"}
+    found = told(twice).facts
+    assert found.backends == 2 and found.states == {"up": 2}
+    found = told(twice | FAULTS["backends that fail"][0]).facts
+    assert found.backends == 2 and found.states["down"] == 1
+
+
+def test_late_tokens_alone_do_not_blame_caches() -> None:
+    """Where all that was expected is found, and no backend is new."""
+    found = told(FAULTS["queue saturation"][0]).hypotheses
+    assert "cold" not in {each.name for each in found}
 
 
 def test_without_load_nothing_is_told_with_confidence() -> None:
@@ -184,7 +215,17 @@ def test_what_is_missing_is_said() -> None:
     assert len(told().missing) == 1 and "Accelerators" in told().missing[0]
     bare = diagnosis(facts(Window({}, samples({'headrace_build_info{version="1"}': 1.0}), SECONDS)))
     assert [text.split(":")[0] for text in bare.missing] == [
-        *("Requests", "Objectives", "First tokens", "Lengths", "Caches", "Engines", "The gateway", "Accelerators")
+        *(
+            "Requests",
+            "History",
+            "Objectives",
+            "First tokens",
+            "Lengths",
+            "Caches",
+            "Engines",
+            "The gateway",
+            "Accelerators",
+        )
     ]
     assert bare.hypotheses == ()
 
@@ -200,7 +241,7 @@ def test_every_hypothesis_can_be_tested() -> None:
 def test_its_document_is_json_and_whole() -> None:
     """For programs: the order of the report, and the evidence with its strength."""
     document = json.loads(json.dumps(told(FAULTS["slow decode"][0]).document()))
-    assert list(document) == ["facts", "missing", "objectives", "hypotheses", "experiments"]
+    assert list(document) == ["facts", "missing", "conclusion", "objectives", "hypotheses", "experiments"]
     assert document["facts"]["requests"] == REQUESTS and document["facts"]["prompt_tokens"] == 500
     itl = next(each for each in document["objectives"] if each["name"] == "itl")
     assert (itl["model"], itl["bound_s"], itl["met"], itl["missed"]) == ("m", 0.05, 350, 250)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.exchange import Dialect, Endpoint, Exchange
+from gateway.logview import followed
 from gateway.requestlog import MEANINGS, RequestLine, request_line
 from gateway.timeline import Cause
 
@@ -65,13 +68,18 @@ def test_what_only_looks_like_a_request_stays_as_it_is(arguments: tuple[str, ...
 @pytest.mark.parametrize(
     ("arguments", "ids"),
     [
-        ((), "abc"),
+        ((), "abcd"),
         (("--outcome", "bad"), "bc"),
         (("--outcome", "queue_full"), "c"),
         (("--tenant", "acme"), "ab"),
         (("--model", "m", "--outcome", "ok"), "a"),
+        (("--outcome", "slow"), "d"),
+        (("--outcome", "slow", "--outcome", "queue_full"), "cd"),
+        (("--status", "503"), "c"),
+        (("--status", "5xx"), "c"),
+        (("--status", "2xx", "--tenant", "acme"), "a"),
         (("--id", "b"), "b"),
-        (("--worst", "total"), "cab"),
+        (("--worst", "total"), "cabd"),
         (("--worst", "ttft"), "a"),
     ],
 )
@@ -79,14 +87,42 @@ def test_lines_are_chosen(arguments: tuple[str, ...], ids: str) -> None:
     """By outcome, tenant, model, id; or the worst of them first."""
     given = "".join(
         [
-            line(request_id="a", tenant="acme", model="m", outcome="ok", total_ms=20.0, ttft_ms=3.0),
-            line(request_id="b", tenant="acme", model="n", outcome="upstream_error", total_ms=10.0),
-            line(request_id="c", tenant="beta", model="m", outcome="queue_full", total_ms=30.0),
+            line(
+                request_id="a", tenant="acme", model="m", outcome="ok", cause="", total_ms=20.0, ttft_ms=3.0, status=200
+            ),
+            line(request_id="b", tenant="acme", model="n", outcome="upstream_error", total_ms=10.0, status=0),
+            line(request_id="c", tenant="beta", model="m", outcome="queue_full", total_ms=30.0, status=503),
+            line(request_id="d", tenant="beta", model="n", outcome="ok", total_ms=5.0, status=200),
         ]
     )
     found = [json.loads(each)["request_id"] for each in shown("--json", *arguments, given=given)]
     assert "".join(found) == ids
     assert len(shown(*arguments, given=given)) == len(ids)
+
+
+def test_a_file_is_followed_through_its_rotation(tmp_path: Path) -> None:
+    """Whole lines as they come, from its beginning, and on in the file that takes its place."""
+    path = tmp_path / "headrace.log"
+    path.write_text("one\ntw")
+    lines = followed(str(path), poll_s=0.01)
+    assert next(lines) == "one\n"
+    with path.open("a") as file:
+        file.write("o\n")
+    assert next(lines) == "two\n"
+    path.rename(tmp_path / "headrace.log.1")
+    path.write_text("three\n")
+    assert next(lines) == "three\n"
+    path.write_text("4\n")  # cut, and written anew
+    assert next(lines) == "4\n"
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(tmp_path: Path) -> None:
+    """`headrace logs FILE | head -1`."""
+    path = tmp_path / "headrace.log"
+    path.write_text(line() * 20_000)
+    command = f"{sys.executable} -m gateway.cli logs {path} | head -1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
 
 
 if __name__ == "__main__":
