@@ -11,41 +11,60 @@ EACH = "{{backend}}"
 
 
 def load() -> Row:
-    prefill = f"headrace_prefill_tokens_per_second{POOL}", "{{pool}}"
+    prefill = f"avg by (pool) (headrace_prefill_tokens_per_second{POOL})", "{{pool}}"
     gates = f"sum by (pool, gate) (headrace_gate{POOL})", "{{pool}} {{gate}}"
-    kv = [(f"headrace_kv_tokens{POOL}", EACH), (f"headrace_engine_kv_tokens{POOL}", f"{EACH} holds")]
+    kv = [
+        (f"sum by (backend) (headrace_kv_tokens{POOL})", EACH),
+        (f"max by (backend) (headrace_engine_kv_tokens{POOL})", f"{EACH} holds"),
+    ]
+    running, tokens = (f"sum by (backend) (headrace_in_flight_{what}{POOL})" for what in ("requests", "tokens"))
     return "Load", [
-        series("In flight", "Requests.", NUMBER, (f"headrace_in_flight_requests{POOL}", EACH)),
-        series("Prefills", "Uncached tokens under way.", NUMBER, (f"headrace_in_flight_tokens{POOL}", EACH)),
+        series("In flight", "Requests.", NUMBER, (running, EACH)),
+        series("Prefills", "Uncached tokens under way.", NUMBER, (tokens, EACH)),
         series("KV memory", "Tokens, by the gateway's own count, and what it holds.", NUMBER, *kv),
         series("Prefill rate", "Tokens per second of one backend, as learned.", NUMBER, prefill),
-        series("Gates", "Backends by the rule that admits or holds back.", NUMBER, gates, stacked=True),
+        series(
+            "Gates",
+            "Backends by the rule that admits or holds back, as each gateway sees them.",
+            NUMBER,
+            gates,
+            stacked=True,
+        ),
         listing("Gates now", "Which rule holds which backend.", f"headrace_gate{POOL}"),
     ]
 
 
 def engines() -> Row:
-    states = f"sum by (pool, state) (headrace_backend_state{POOL})", "{{pool}} {{state}}"
-    kv = f"headrace_engine_kv_ratio{POOL}", EACH
-    waits = [(f"headrace_engine_{what}_requests{POOL}", f"{EACH} {what}") for what in ("running", "waiting")]
-    age = f"headrace_signal_age_seconds{POOL}", EACH
-    cost = f"headrace_scrape_seconds{POOL}", EACH
+    seen = f"max by (pool, backend, state) (headrace_backend_state{POOL})"
+    states = f"count by (pool, state) ({seen})", "{{pool}} {{state}}"
+    kv, age, cost = (
+        (f"max by (backend) (headrace_{name}{POOL})", EACH)
+        for name in ("engine_kv_ratio", "signal_age_seconds", "scrape_seconds")
+    )
+    waits = [
+        (f"max by (backend) (headrace_engine_{what}_requests{POOL})", f"{EACH} {what}")
+        for what in ("running", "waiting")
+    ]
     return "Engines", [
         series(
-            "States", "Backends by what they are; only `up`, `new` and `trial` serve.", NUMBER, states, stacked=True
+            "States",
+            "Backends by what any gateway sees; only `up`, `new` and `trial` serve.",
+            NUMBER,
+            states,
+            stacked=True,
         ),
         series("KV memory, as engines say", "Share in use.", SHARE, kv, most=1),
         series("In the engines", "Requests that run and wait there, others' too.", NUMBER, *waits),
         series("Age of signals", "Since an engine's metrics were read.", SECONDS, age),
         series("Cost of signals", "Time of the loop that reading them once takes.", SECONDS, cost),
-        listing("States now", "What each backend is.", f"headrace_backend_state{POOL}"),
+        listing("States now", "What each backend is.", seen),
     ]
 
 
 def failures() -> Row:
     failed = rates("headrace_upstream_failures_total", "backend, reason", POOL)
     retried = rates("headrace_retries_total", "pool, reason", POOL)
-    budget = f"headrace_retry_budget{POOL}", "{{pool}}"
+    budget = f"sum by (pool) (headrace_retry_budget{POOL})", "{{pool}}"
     out = f"sum by (backend, reason) (increase(headrace_ejections_total{POOL}[1h]))", "{{backend}} {{reason}}"
     broken = rates("headrace_parse_errors_total", "backend", POOL)
     elsewhere = rates("headrace_fallbacks_total", "pool, to", POOL)
@@ -66,8 +85,8 @@ def caches() -> Row:
     )
     cached, kept = (f"{found} / ({prompt} > 0)", "{{pool}}"), (f"{found} / ({expected} > 0)", "{{pool}}")
     went = rates("headrace_affinity_total", "result", POOL)
-    index = f"headrace_prefix_index_pieces{POOL}", "{{pool}}"
-    trusted = f"headrace_prefix_accuracy{POOL}", EACH
+    index = f"sum by (pool) (headrace_prefix_index_pieces{POOL})", "{{pool}}"
+    trusted = f"avg by (backend) (headrace_prefix_accuracy{POOL})", EACH
     return "Prefix caches", [
         series("Prompt tokens cached", "As engines report.", SHARE, cached, most=1),
         series("Found of what was expected", "Below one half for long: caches are colder than thought.", SHARE, kept),
@@ -97,7 +116,7 @@ def capacity() -> Row:
         (f"max by (pool) (headrace_{name}{POOL})", f"{{{{pool}}}} {text}")
         for name, text in (("wakeup_wanted", "wanted"), ("held_requests", "held"))
     )
-    busy = f"sum by (pool, backend) (rate(headrace_backend_busy_seconds_total{POOL}{R}))", EACH
+    busy = f"max by (backend) (rate(headrace_backend_busy_seconds_total{POOL}{R}))", EACH
     spent = (
         f"sum by (pool) (rate(headrace_backend_busy_seconds_total{POOL}{R})"
         f" * on (instance, pool, backend) headrace_backend_cost_per_hour{POOL})",
@@ -111,7 +130,7 @@ def capacity() -> Row:
             wanted,
             held,
         ),
-        series("Busy", "Share of the time in which anything ran there.", SHARE, busy, most=1),
+        series("Busy", "Share of the time in which anything of the busiest gateway ran there.", SHARE, busy, most=1),
         series("Cost of the busy time", "Per hour, in the currency of `cost_per_hour`.", NUMBER, spent),
     ]
 
