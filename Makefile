@@ -34,7 +34,7 @@ dashboards: $(STAMP)    ## make the rules and the dashboards under deploy/ anew
 	@$(BIN)/python -m deploy.prometheus.build
 	@$(BIN)/python -m deploy.grafana.build
 
-pictures: $(STAMP) $(PROMETHEUS) $(NGINX)  ## draw the dashboards for the docs from the stack under load (5 minutes)
+pictures: $(STAMP) $(PROMETHEUS) $(NGINX)  ## draw the dashboards for the docs from the stack under load (4 minutes)
 	@$(BIN)/python -m deploy.grafana.pictures
 
 check: $(STAMP)         ## lint and types

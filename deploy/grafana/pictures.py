@@ -1,6 +1,6 @@
 """Pictures of the dashboards, drawn by ourselves from the queries of their panels, for docs/dashboards.md.
 
-    python -m deploy.grafana.pictures [--minutes 4] [--to docs/images]
+    python -m deploy.grafana.pictures [--minutes 3] [--to docs/images]
 
 Runs the stack (deploy/stack.py) under a load; after half of the time one of the two engines stands still for a while.
 Then every query of every panel is asked of its Prometheus, with all variables at "all". Takes the time that it is told,
@@ -141,7 +141,7 @@ def main(minutes: float, rate: float, folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--rate", type=float, default=15.0, help="requests a second, beside the stack's own 3")
     parser.add_argument("--to", type=Path, default=IMAGES)
     asked = parser.parse_args()
