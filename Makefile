@@ -10,7 +10,7 @@ PROMETHEUS := .cache/prometheus/usr/bin/prometheus
 ROTEL := .cache/rotel/bin/python
 NGINX := .cache/nginx/usr/sbin/nginx
 
-.PHONY: demo test test-observability test-console stack image check fmt bench bench-peers chaos soak eval replay dashboards node-client lock clean
+.PHONY: demo test test-observability test-console stack image check fmt bench bench-peers chaos soak eval replay dashboards pictures node-client lock clean
 
 demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -18,7 +18,7 @@ demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway,
 test: $(STAMP) node-client check    ## everything: lint, types, tests
 	@$(BIN)/pytest -n $${JOBS:-2} --dist loadfile
 
-test-observability: $(STAMP) $(PROMETHEUS) $(ROTEL)  ## rules, dashboards and traces on a real Prometheus and collector
+test-observability: $(STAMP) $(PROMETHEUS) $(ROTEL) $(NGINX)  ## rules, dashboards and traces on a real Prometheus and collector
 	@HEADRACE_OBSERVABILITY=1 $(BIN)/pytest tests/observability tests/faults/test_met.py tests/faults/test_trc.py
 
 test-console: $(STAMP)  ## the console in a real Chromium (which has to be on the path)
@@ -33,6 +33,9 @@ image:                  ## the container image, with docker, podman or buildah
 dashboards: $(STAMP)    ## make the rules and the dashboards under deploy/ anew
 	@$(BIN)/python -m deploy.prometheus.build
 	@$(BIN)/python -m deploy.grafana.build
+
+pictures: $(STAMP) $(PROMETHEUS) $(NGINX)  ## draw the dashboards for the docs from the stack under load (4 minutes)
+	@$(BIN)/python -m deploy.grafana.pictures
 
 check: $(STAMP)         ## lint and types
 	@$(BIN)/ruff check .

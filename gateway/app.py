@@ -55,7 +55,7 @@ class Gateway:
         self.clock = time.monotonic
         jobs = Jobs(entitled.seeds(settings))
         self.dispatcher = Dispatcher(jobs, self.clock)
-        self.quota = Quota(assembly.store(settings, self.clock), entitled.limits(settings), jobs)
+        self.quota = Quota(assembly.store(settings, self.clock), jobs, self.clock)
         self.upstream = Upstream(self.clock)
         self.fleet = Fleet(
             self.dispatcher.pools,
@@ -67,7 +67,7 @@ class Gateway:
         )
         self.tracer = assembly.tracer(settings, Random())  # noqa: S311 (ids need not be secret)
         self.telemetry = Telemetry(log, self.tracer, time.time, Random())  # noqa: S311 (samples)
-        self.telemetry.configure(settings)
+        self._tell(settings)
         self.vitals = Vitals(self.clock, time.time)
         self.vitals.on_strain = self._strained
         self.ledger = Ledger(time.time, self.telemetry.label)
@@ -133,8 +133,7 @@ class Gateway:
         pools = self.dispatcher.pools
         assembly.fit(pools, settings, self.clock, self._rng)
         self.dispatcher.jobs.reseed(entitled.seeds(settings))
-        self.quota.apply(entitled.limits(settings))
-        self.telemetry.configure(settings)
+        self._tell(settings)
         self.telemetry.versions.configure(now.catalog.canaries())
         self.shadows.keep(settings.pools)
         self.buffers.budget = settings.server.max_buffered
@@ -143,6 +142,10 @@ class Gateway:
         self._plan(settings, searches)
         if self._tidying is None:
             self._tidy()
+
+    def _tell(self, settings: Config) -> None:
+        self.telemetry.configure(settings)
+        self.quota.apply(entitled.limits(settings), self.telemetry.tenants)
 
     def _plan(self, settings: Config, searches: Mapping[str, Search]) -> None:
         make = partial(assembly.backend, settings)
@@ -170,7 +173,7 @@ class Gateway:
         """What each part tells of itself, when somebody scrapes."""
         yield from self.telemetry.metrics(self.dispatcher.alive())
         yield self.dispatcher.fallbacks
-        yield from poolmetrics.metrics(self.dispatcher.pools)
+        yield from poolmetrics.metrics(self.dispatcher.pools, self.clock())
         yield from poolmetrics.costs(self.dispatcher.pools, self.clock())
         yield from self.ledger.metrics()
         yield from self.quota.metrics()

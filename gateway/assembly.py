@@ -199,5 +199,6 @@ def _backend(pool: str, each: schema.Backend, told: schema.Pool, tls: ssl.SSLCon
         speed=each.speed,
         region=each.region,
         cost_per_hour=each.cost_per_hour,
+        revision=each.revision or told.revision,
         bounds_itself="concurrency" not in each.model_fields_set,
     )

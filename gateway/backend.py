@@ -30,7 +30,7 @@ class Backend:
 
     `concurrency` is the most requests that it may run; one that `bounds_itself` takes fewer where its engine tells how
     much memory it has. `speed` is its prefill speed relative to the pool's others, `region` where it stands,
-    `cost_per_hour` its price in the operator's currency.
+    `cost_per_hour` its price in the operator's currency, `revision` that of the model there.
     """
 
     name: str
@@ -47,3 +47,4 @@ class Backend:
     speed: float = 1.0
     region: str | None = None
     cost_per_hour: float = 0.0
+    revision: str | None = None

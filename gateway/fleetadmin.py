@@ -50,6 +50,7 @@ def _shown(roster: Roster, backend: Backend, state: str, now: float) -> dict[str
         "state": state,
         "why": why or (f"does not serve {', '.join(lacks)}" if lacks else ""),
         "region": backend.region,
+        "revision": backend.revision,
         "incarnation": sight.incarnation if sight is not None else 0,
         "models": sorted(sight.models) if sight is not None and sight.models is not None else None,
         "engine_running": signals.running if signals is not None else None,

@@ -27,7 +27,7 @@ RATES = (
 )
 
 
-def metrics(named: Mapping[str, Pool]) -> Iterator[Family]:
+def metrics(named: Mapping[str, Pool], now: float) -> Iterator[Family]:
     """What waits and what runs, pool by pool."""
     yield from waking.metrics({name: pool.waking for name, pool in named.items()})
     pools = {name: pool.statistics() for name, pool in named.items()}
@@ -42,7 +42,7 @@ def metrics(named: Mapping[str, Pool]) -> Iterator[Family]:
     gates = {(pool, name, of.gate): 1 for pool, told in pools.items() for name, of in told.backends.items()}
     yield Gauge("headrace_gate", "1 for the rule that admits or holds back now.", "pool", "backend", "gate").of(gates)
     yield Gauge("headrace_retry_budget", "Retries that may be made now.", "pool").of(
-        {(name,): pool.retries.balance for name, pool in named.items()}
+        {(name,): pool.retries.balance(now) for name, pool in named.items()}
     )
 
 

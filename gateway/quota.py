@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from gateway.errors import (
 )
 from gateway.exchange import Exchange, Header
 from gateway.jobs import Jobs
+from gateway.limitmetrics import LimitMetrics, Where
 from gateway.metrics import Counter, Family, Gauge
 from gateway.stores import Account, Store, StoreAway
 from policies.limits import Denied, Kind, Limit, Need, Standing
@@ -45,10 +46,11 @@ class Holding(Protocol):
 
 
 class Plan:
-    """The limits of one tenant, and which of them concern which model."""
+    """The limits of one tenant, and which of them concern which model. `touched`: some of them may be in use."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, *, touched: bool = False) -> None:
         self.account = account
+        self.touched = touched
         self._general = Terms(account, "")
         self._models = {limit.model: Terms(account, limit.model) for limit in account.limits}
 
@@ -83,13 +85,14 @@ class Terms:
 
 
 class Quota:
-    """All tenants' limits. `async with quota` runs the store."""
+    """All tenants' limits. `async with quota` runs the store. `clock` is in seconds."""
 
-    def __init__(self, store: Store, limits: Mapping[str, Sequence[Limit]], jobs: Jobs) -> None:
+    def __init__(self, store: Store, jobs: Jobs, clock: Callable[[], float]) -> None:
         self.store = store
         self.jobs = jobs
+        self.clock = clock
+        self.told = LimitMetrics()
         self._plans: dict[str, Plan] = {}
-        self.apply(limits)
 
     def __repr__(self) -> str:
         return f"<Quota {self.store.mode} of {len(self._plans)} tenants>"
@@ -101,20 +104,22 @@ class Quota:
     async def __aexit__(self, *exc: object) -> None:
         await self.store.__aexit__(*exc)
 
-    def apply(self, limits: Mapping[str, Sequence[Limit]]) -> None:
-        """Other limits from now on. What is used of them stays; requests that run settle to the account that they
-        were charged to."""
+    def apply(self, limits: Mapping[str, Sequence[Limit]], named: Collection[str] = ()) -> None:
+        """These limits from now on. What is used of them stays; requests that run settle to the account that they
+        were charged to. The tenants that are `named` have series of their own in metrics."""
         plans: dict[str, Plan] = {}
         for tenant, told in limits.items():
             before = self._plans.get(tenant)
             if before is not None and before.account.limits == tuple(told):
                 plans[tenant] = before
             elif told:
-                plans[tenant] = Plan(self.store.account(tenant, told, before.account if before else None))
+                account = self.store.account(tenant, told, before.account if before else None)
+                plans[tenant] = Plan(account, touched=before is not None and before.touched)
         for tenant, old in self._plans.items():
             if plans.get(tenant) is not old:
                 old.account.retire()
         self._plans = plans
+        self.told.begin(limits, named)
 
     def hold(self, x: Exchange) -> Holding:
         """`async with quota.hold(x)`: entered when the request is within its tenant's limits, and charged to them; left
@@ -125,10 +130,12 @@ class Quota:
         if plan is None:
             return NO_LIMITS
         assert x.call is not None
-        return Hold(plan.of(x.call.label), x, self.jobs)
+        plan.touched = True
+        return Hold(self, plan.of(x.call.label), x)
 
     def metrics(self) -> Iterator[Family]:
-        """How limits are counted now, and what calls to the store came to."""
+        """How limits stand and how they are counted now, and what calls to the store came to."""
+        yield from self.told.metrics(self._in_use())
         mode = Gauge("headrace_limiter_mode", "How limits are counted: 1 for the mode.", "mode")
         mode.values.update({(name,): int(name == self.store.mode) for name in MODES})
         yield mode
@@ -138,36 +145,50 @@ class Quota:
 
     def usage(self) -> dict[str, list[Standing]]:
         """How every limit of every tenant stands, as far as it is known here."""
-        return {
-            tenant: [plan.account.standing(index) for index in range(len(plan.account.limits))]
-            for tenant, plan in self._plans.items()
-        }
+        return {tenant: standings(plan.account) for tenant, plan in self._plans.items()}
+
+    def _in_use(self) -> Iterator[tuple[str, Sequence[Standing]]]:
+        """The tenants who use anything, however many have limits."""
+        for tenant, plan in self._plans.items():
+            if plan.touched:
+                found = standings(plan.account)
+                plan.touched = any(each.used for each in found)
+                yield tenant, found
+
+
+def standings(account: Account) -> list[Standing]:
+    """How all limits of an account stand."""
+    return [account.standing(index) for index in range(len(account.limits))]
 
 
 class Hold:
     """The `async with` of one request's quota."""
 
-    __slots__ = ("_exchange", "_jobs", "_needs", "_prompt_tokens", "_terms")
+    __slots__ = ("_exchange", "_needs", "_prompt_tokens", "_quota", "_terms")
 
-    def __init__(self, terms: Terms, exchange: Exchange, jobs: Jobs) -> None:
+    def __init__(self, quota: Quota, terms: Terms, exchange: Exchange) -> None:
+        self._quota = quota
         self._terms = terms
         self._exchange = exchange
-        self._jobs = jobs
         self._needs: list[Need] = []
         self._prompt_tokens = 0
 
     async def __aenter__(self) -> None:
-        x, terms, tokens = self._exchange, self._terms, 0
+        x, terms, quota, tokens = self._exchange, self._terms, self._quota, 0
         if terms.tokens:
-            self._prompt_tokens, output_tokens = self._jobs.reserve(x, terms.tokens)
+            self._prompt_tokens, output_tokens = quota.jobs.reserve(x, terms.tokens)
             tokens = self._prompt_tokens + output_tokens
         needs = [(index, limit.unit or limit.cost(tokens)) for index, limit in terms.limits]
+        where, began_at = Where.HERE, quota.clock()
         try:
             verdict = terms.account.take(needs)
             if isinstance(verdict, Future):
+                where = Where.STORE
                 verdict = await self._awaited(verdict, needs)
         except StoreAway as away:
             raise Unavailable(LIMITS_UNAVAILABLE, "Limits cannot be checked now.", retry_after=1.0) from away
+        finally:
+            quota.told.decided[where].observe(quota.clock() - began_at)
         x.answer_headers += terms.headers()
         if verdict is not None:
             raise refused(verdict, x)

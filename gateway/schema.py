@@ -96,6 +96,7 @@ class Backend(Section):
     concurrency: Count = option(1024, "most requests in flight there: the engine's own limit", ge=1)
     region: Name | None = option(None, "where it stands, for `residency`")
     cost_per_hour: Number = option(0.0, "its price, for the usage report")
+    revision: Name | None = option(None, "revision of the model there, for traces; the pool's if left out")
     speed: Number = option(1.0, "prefill speed relative to the other backends of the pool", gt=0)
 
 
@@ -105,6 +106,7 @@ class Pool(Section):
     engine: Engine = option(Engine.OPENAI, "what runs there; `openai` for anything that speaks its API")
     backends: Annotated[tuple[Backend, ...], if_empty(())] = option((), "the backends")
     discovery: Annotated[Discovery | None, if_empty(None)] = option(None, "or where to find them")
+    revision: Name | None = option(None, "revision of the model that they serve, for traces")
     api_key: SecretText | None = option(None, "sent to the backends; the caller's own key never is")
     routing: Literal["round_robin", "least_tokens", "prefix_affinity", "price"] = option(
         "price", "which backend is next"

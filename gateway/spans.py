@@ -98,6 +98,7 @@ def _request(finished: Finished, trace: Trace) -> Span:
         _event(span, finished, "dispatched", attempt.dispatched_at, {"headrace.backend": attempt.backend.name})
     if x.meter is not None and x.meter.first_token_at is not None:
         _event(span, finished, "first_token", x.meter.first_token_at)
+    _event(span, finished, "ended", x.ended_at, {"headrace.outcome": x.outcome})
     if x.fault in (Fault.BACKEND, Fault.CAPACITY, Fault.GATEWAY):
         span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=x.outcome))
     return span
@@ -124,6 +125,7 @@ def _attempt(finished: Finished, trace: Trace, setting: Setting, number: int, at
             "headrace.pool": backend.pool,
             "headrace.backend": backend.name,
             "headrace.model.upstream_name": setting.upstream_names.get(x.call.label),
+            "headrace.model.revision": backend.revision,
             "headrace.prefix.expected_tokens": decision.cached_tokens,
             "headrace.prefix.uncached_tokens": decision.uncached_tokens,
             "headrace.waited_for": decision.waited_for,

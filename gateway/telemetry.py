@@ -42,14 +42,14 @@ class Telemetry:
         self.pools = PoolMetrics()
         self.recent = Recent()
         self.versions = Versions(wall_clock)
-        self._tenants: Collection[str] = ()
+        self.tenants: Collection[str] = ()  # those that have series of their own
         self._objectives: dict[str, Objective] = {}
         self._log_share = 1.0
 
     def configure(self, settings: Config) -> None:
         """From now on it is as in `settings`."""
         self._log_share = settings.telemetry.log_sample
-        self._tenants = frozenset(islice(settings.tenants or ("anonymous",), settings.telemetry.tenants))
+        self.tenants = frozenset(islice(settings.tenants or ("anonymous",), settings.telemetry.tenants))
         self._objectives = {
             OTHER if name == ANY_MODEL else name: Objective(told.slo.ttft, told.slo.itl)
             for name, told in settings.models.items()
@@ -64,7 +64,7 @@ class Telemetry:
 
     def label(self, tenant: Tenant | None) -> str:
         """What stands for a tenant in metrics."""
-        return UNKNOWN if tenant is None else tenant.name if tenant.name in self._tenants else OTHER
+        return UNKNOWN if tenant is None else tenant.name if tenant.name in self.tenants else OTHER
 
     def record(self, x: Exchange) -> None:
         """The one place where a request is counted and logged."""

@@ -2,8 +2,8 @@
 
     python -m loadtests.scrape [--tenants 200] [--models 20] [--rounds 20]
 
-Every tenant has asked every model in both classes, some in vain. Prints the medians beside those of prometheus_client
-writing the same families in the same run: only their ratio is independent of the machine.
+Every tenant has three limits and has asked every model in both classes, some in vain. Prints the medians beside those
+of prometheus_client writing the same families in the same run: only their ratio is independent of the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":3
 
 def configuration(tenants: int, models: int) -> str:
     """A file with so many of each."""
-    keys = {f"tenant-{n}": {"keys": [{"sha256": f"{n:064x}"}]} for n in range(tenants)}
+    limits = {"requests_per_minute": 600, "tokens_per_minute": 100_000, "concurrent": 32}
+    keys = {f"tenant-{n}": {"keys": [{"sha256": f"{n:064x}"}], "limits": limits} for n in range(tenants)}
     goal = {"ttft": "1s", "itl": "50ms"}
     names = {f"model-{n}": {"pool": f"pool-{n % 4}", "slo": goal} for n in range(models)}
     pools = {f"pool-{n}": {"backends": [{"url": f"http://b{n}-{k}"} for k in range(8)]} for n in range(4)}
@@ -55,6 +56,7 @@ def exchanges(gateway: Gateway, tenants: int, models: int) -> Iterator[Exchange]
                     call = Call(CHAT, f"model-{m}", f"model-{m}", f"pool-{m % 4}", [], stream=True, class_=class_)
                     x = Exchange("r", 100.0, CHAT, queued_at=100.001)
                     x.identify(tenant, call)
+                    gateway.quota.hold(x)
                     if good:
                         answer(x, f"http://b{m % 4}-{n % 8}")
                     x.end(100.9, None if good else Unavailable(QUEUE_FULL, "full"))

@@ -33,10 +33,9 @@ class RetryBudget:
         """These rules hold from now on; what was saved is kept."""
         self.retries, self.share = retries, share
 
-    @property
-    def balance(self) -> float:
-        """Retries that may be made now."""
-        return self._balance
+    def balance(self, now: float) -> float:
+        """Retries that may be made now. Looking changes nothing."""
+        return self._settled(now)[0]
 
     def deposit(self) -> None:
         """A request came. Counted only when somebody asks for a retry: this is on every request's way."""
@@ -55,11 +54,15 @@ class RetryBudget:
         return BACKOFF_S * 2.0 ** (attempt - 1) * self._rng.random()
 
     def _settle(self, now: float) -> None:
-        """Requests of the last window are worth `share` retries each, time is worth the floor; no more is kept."""
-        elapsed = max(0.0, now - self._settled_at)
+        self._balance, self._recent = self._settled(now)
         self._settled_at = now
-        self._recent = self._recent * max(0.0, 1.0 - elapsed / WINDOW_S) + self._deposits
-        limit = self.floor_per_s * WINDOW_S + self.share * self._recent
-        earned = elapsed * self.floor_per_s + self.share * self._deposits
-        self._balance = max(0.0, min(limit, self._balance + earned) - self._spent)
         self._deposits = self._spent = 0
+
+    def _settled(self, now: float) -> tuple[float, float]:
+        """The balance, and the requests of the last window: they are worth `share` retries each, time is worth the
+        floor; no more is kept."""
+        elapsed = max(0.0, now - self._settled_at)
+        recent = self._recent * max(0.0, 1.0 - elapsed / WINDOW_S) + self._deposits
+        limit = self.floor_per_s * WINDOW_S + self.share * recent
+        earned = elapsed * self.floor_per_s + self.share * self._deposits
+        return max(0.0, min(limit, self._balance + earned) - self._spent), recent

@@ -22,7 +22,7 @@ policies: choice forecast running
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
 gateway: samples
-gateway: secret section address yamlfile http1 link exposition redislink vitals facts experiments
+gateway: secret section address yamlfile http1 link exposition redislink vitals facts experiments limitmetrics
 gateway: poolschema rolloutschema hypotheses
 gateway: schema errors backend catalog sharedaccount signals discovery diagnosis
 gateway: consistency exchange isolation sharedstore eligible blame doors

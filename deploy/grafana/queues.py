@@ -12,11 +12,12 @@ WAIT = "headrace_queue_wait_seconds"
 
 def waiting() -> Row:
     each = "{{pool}} {{class}}"
-    drain = f"headrace_drain_tokens_per_second{POOL}", "{{pool}}"
+    requests, tokens = (f"sum by (pool, class) (headrace_queued_{what}{QUEUE})" for what in ("requests", "tokens"))
+    drain = f"sum by (pool) (headrace_drain_tokens_per_second{POOL})", "{{pool}}"
     refused = rates("headrace_refusals_total", "class, reason", ROOM)
     return "Queues", [
-        series("Waiting", "Requests.", NUMBER, (f"headrace_queued_requests{QUEUE}", each)),
-        series("Tokens", "Of their prompts.", NUMBER, (f"headrace_queued_tokens{QUEUE}", each)),
+        series("Waiting", "Requests.", NUMBER, (requests, each)),
+        series("Tokens", "Of their prompts.", NUMBER, (tokens, each)),
         series("Wait by pool", "Of all that came.", SECONDS, *quantiles(WAIT, "pool", QUEUE, 0.5, 0.95, 0.99)),
         series("Wait by class", "Of all that came, p95.", SECONDS, *quantiles(WAIT, "class", QUEUE, 0.95)),
         series("Drain", "Prompt tokens that leave the queue per second.", NUMBER, drain),

@@ -257,6 +257,26 @@ async def test_b095_without_the_store_replicas_share_what_there_is(tmp_path: Pat
                 await shows_and_says_once(gateway, "local_share", "store is away")
 
 
+async def test_metrics_tell_what_is_used_and_who_decided(empty: Server, tmp_path: Path) -> None:
+    """What a lease covers is decided here, the rest with a round trip; what is used stands beside the limit."""
+    async with (
+        Fake(healthy) as fake,
+        GatewayProcess(limited(fake, empty, requests_per_minute=600, concurrent=8), tmp_path) as gateway,
+    ):
+        for _ in range(30):
+            assert (await ask(gateway.port, chat(BEARER))).status == 200
+        decided = {
+            where: await gateway.metric("headrace_limiter_decision_seconds_count", where=where)
+            for where in ("here", "store")
+        }
+        assert sum(decided.values()) == 30 and min(decided.values()) >= 1
+        assert await gateway.metric("headrace_tenant_limit", tenant="t", kind="requests") == 600
+        assert await gateway.metric("headrace_tenant_limit", tenant="t", kind="concurrent") == 8
+        used = await gateway.metric("headrace_tenant_used", tenant="t", kind="requests")
+        assert 15 <= used <= 60  # some of it drains, and leases are taken for used
+        assert await gateway.metric("headrace_tenant_used", tenant="t", kind="concurrent") <= 8
+
+
 async def shows_and_says_once(gateway: GatewayProcess, mode: str, words: str) -> None:
     async def shows() -> bool:
         return await gateway.metric("headrace_limiter_mode", mode=mode) == 1

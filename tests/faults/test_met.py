@@ -9,6 +9,7 @@ import random
 import shutil
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from itertools import count, pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from tests.faults.fakes import DONE, Fake, FakeConnection, Request, Script, completion, event, healthy, usage_event
-from tests.faults.process import DIGEST, FULL, GAUGES, KEY, GatewayProcess, Samples, pool, times
+from tests.faults.process import DIGEST, FULL, GAUGES, KEY, TOKEN, GatewayProcess, Samples, pool, times
 from tests.faults.rawclient import RawClient, ask, chat, post
 
 pytestmark = pytest.mark.anyio
@@ -104,6 +105,40 @@ async def test_b142_users_and_keys_make_no_series(tmp_path: Path) -> None:
             labels = [dict(labels) for name, labels in found if name == "headrace_requests_total"]
             assert sorted(label["tenant"] for label in labels) == ["other", *(f"t{n}" for n in range(8))]
             assert not any("hr-" in str(labels) or "u1" in str(labels) for _, labels in found)
+
+
+async def test_b142_backends_that_were_removed_are_in_no_series(tmp_path: Path) -> None:
+    """They are added, one of two asked is theirs, they are removed: nothing on the page names them any more."""
+    number = len(times(50, 8))
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(Fake(healthy)) for _ in range(number + 1)]
+        config = pool(fakes[0].url, routing="round_robin", server={"admin_token": "env:ADMIN_TOKEN"})
+        async with GatewayProcess(config, tmp_path) as gateway:
+
+            async def changed(action: str, fake: Fake) -> None:
+                url = f"http://127.0.0.1:{gateway.admin_port}/admin/backends/{action}"
+                headers = {"authorization": f"Bearer {TOKEN}"}
+                assert (await gateway._http.post(url, json={"url": fake.url}, headers=headers)).status_code == 200
+
+            for fake in fakes[1:]:
+                await changed("add", fake)
+
+            async def all_asked() -> bool:
+                await ask(gateway.port, chat())
+                return all(fake.hits for fake in fakes)
+
+            await gateway.eventually(all_asked, "all were asked", timeout_s=30)
+            before = (await gateway.get("/metrics")).text
+            assert all(f'"{fake.url}"' in before for fake in fakes)
+            for fake in fakes[1:]:
+                await changed("remove", fake)
+
+            async def gone() -> bool:
+                page = (await gateway.get("/metrics")).text
+                return not any(f'"{fake.url}"' in page for fake in fakes[1:])
+
+            await gateway.eventually(gone, "they are in no series", timeout_s=10)
+            assert f'"{fakes[0].url}"' in (await gateway.get("/metrics")).text
 
 
 async def test_b143_names_of_any_characters_leave_the_page_readable(tmp_path: Path) -> None:
@@ -545,19 +580,35 @@ async def test_objectives_count_every_request_once(tmp_path: Path) -> None:
             assert [line["cause"] for line in gateway.lines] == ["", "", "prefill", "decode"]
 
 
-async def test_work_without_tokens_is_told_apart(gateway: GatewayProcess, a: Fake) -> None:
-    """Embeddings have a duration and sizes of their own, and no tokens."""
+FORM = (
+    b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x\r\nContent-Disposition: form-data; '
+    b'name="file"; filename="a.wav"\r\n\r\n' + b"x" * 400 + b"\r\n--x--\r\n"
+)
+ONESHOT: dict[str, tuple[bytes, str]] = {
+    path: (json.dumps({"model": "m", "input": "x" * 500}).encode(), "application/json")
+    for path in ("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/audio/speech", "/v1/images/generations", "/tokenize")
+} | {"/v1/audio/transcriptions": (FORM, "multipart/form-data; boundary=x")}
+
+
+@pytest.mark.parametrize("path", list(ONESHOT))
+async def test_work_without_tokens_is_told_apart(gateway: GatewayProcess, a: Fake, path: str) -> None:
+    """Embeddings, rerank, audio, images have a duration and sizes of their own, by endpoint, and no tokens."""
+    body, kind = ONESHOT[path]
 
     async def script(connection: FakeConnection) -> None:
         await connection.request()
+        await asyncio.sleep(0.06)
         await connection.answer(b'{"data":[],"usage":{"prompt_tokens":9,"total_tokens":9}}' + b" " * 5000)
 
     a.script = script
-    await ask(gateway.port, post({"model": "m", "input": "x" * 500}, "/v1/embeddings"))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    assert (await ask(gateway.port, head.encode() + body)).status == 200
     samples = await gateway.since()
     assert within(samples, "headrace_oneshot_request_bytes", 256.0, 1024.0) == 1
     assert within(samples, "headrace_oneshot_response_bytes", 4096.0, 16384.0) == 1
-    assert total(samples, "headrace_oneshot_seconds_count") == 1
+    assert within(samples, "headrace_oneshot_seconds", 0.05, 3.0) == 1
+    counted = {dict(labels)["endpoint"] for (name, labels), n in samples.items() if "oneshot" in name and n}
+    assert counted == {path}
     for name in ("headrace_tokens_total", "headrace_request_seconds_count", "headrace_ttft_seconds_count"):
         assert total(samples, name) == 0
     await gateway.settled([a], sent=1)

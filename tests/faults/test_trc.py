@@ -139,6 +139,8 @@ async def test_a_retry_is_a_second_client_span_of_the_callers_trace(tmp_path: Pa
     async with Sink() as sink, Fake(flaky) as a, Fake(healthy) as b:
         config = traced(sink, a.url, b.url, routing="round_robin")
         config["models"]["m"]["upstream_name"] = "meta/m"
+        config["pools"]["p"]["revision"] = "2026-11"
+        config["pools"]["p"]["backends"][0]["revision"] = "2026-10"
         async with GatewayProcess(config, tmp_path) as gateway:
             headers = (f"traceparent: {CALLER}", "tracestate: vendor=1", "x-headrace-class: batch")
             begun = time.time_ns()
@@ -159,6 +161,10 @@ async def test_a_retry_is_a_second_client_span_of_the_callers_trace(tmp_path: Pa
         assert attempts[0].status.code == Status.STATUS_CODE_ERROR and first["http.response.status_code"] == 503
         assert attempts[1].status.code == Status.STATUS_CODE_UNSET and second["http.request.resend_count"] == 1
         assert (first["headrace.backend"], second["headrace.backend"]) == (a.url, b.url)
+        assert (first["headrace.model.revision"], second["headrace.model.revision"]) == ("2026-10", "2026-11")
+        assert [event.name for event in server.events] == ["queued", "dispatched", "dispatched", "ended"]
+        times = [event.time_unix_nano for event in server.events]
+        assert times == sorted(times) and times[-1] == server.end_time_unix_nano
         assert (
             second
             | {
@@ -171,6 +177,8 @@ async def test_a_retry_is_a_second_client_span_of_the_callers_trace(tmp_path: Pa
                 "gen_ai.response.finish_reasons": ["stop"],
                 "headrace.model.upstream_name": "meta/m",
                 "headrace.pool": "p",
+                "headrace.prefix.expected_tokens": 0,
+                "headrace.candidates": 1,
                 "server.address": "127.0.0.1",
                 "server.port": b.port,
                 "url.full": b.url + "/v1/chat/completions",
@@ -178,6 +186,7 @@ async def test_a_retry_is_a_second_client_span_of_the_callers_trace(tmp_path: Pa
             == second
         )
         told = attributes(server)
+        assert second["headrace.prefix.uncached_tokens"] > 0 and first["headrace.candidates"] == 2
         assert told["headrace.class"] == "batch" and told["headrace.config.generation"] == 1
         assert sink.resources[0]["service.name"] == "headrace"
 

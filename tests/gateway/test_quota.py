@@ -17,6 +17,8 @@ from gateway.errors import QUEUE_TIMEOUT, ClientGone, Phase, Unavailable, Upstre
 from gateway.exchange import Exchange
 from gateway.isolation import Seeds
 from gateway.jobs import Jobs
+from gateway.limitmetrics import Where
+from gateway.metrics import Gauge, Key
 from gateway.quota import Plan, Quota, duration, refused, used
 from gateway.stores import MemoryStore
 from gateway.wire import ENDPOINTS
@@ -139,7 +141,8 @@ def test_headers_are_of_the_tightest_limit_of_each_kind() -> None:
 def test_other_limits_go_on_from_what_is_used() -> None:
     """Of a tenant whose limits change; those of others are the same objects."""
     limit, other, kept = Limit(Kind.REQUESTS, 10, 10), Limit(Kind.REQUESTS, 20, 20), Limit(Kind.TOKENS, 5, 5)
-    quota = Quota(MemoryStore(lambda: 0), {"a": [limit], "b": [kept], "c": []}, Jobs(Seeds(b"x" * 32)))
+    quota = Quota(MemoryStore(lambda: 0), Jobs(Seeds(b"x" * 32)), lambda: 0.0)
+    quota.apply({"a": [limit], "b": [kept], "c": []})
     assert quota.usage().keys() == {"a", "b"}
     account = quota._plans["a"].account
     assert account.take([(0, limit.cost(4))]) is None
@@ -147,6 +150,38 @@ def test_other_limits_go_on_from_what_is_used() -> None:
     quota.apply({"a": [other], "b": [kept]})
     assert quota.usage()["a"] == [Standing(other, 4, 16, 12_000_000)]
     assert quota._plans["b"] is before
+
+
+def test_metrics_tell_what_tenants_use_of_their_limits() -> None:
+    """Of those that have series, each limit by its kind and model; of the others the sum. What is not used any more is
+    nothing again, and other limits are told as they are."""
+    now_us = 0
+    quota = Quota(MemoryStore(lambda: now_us), Jobs(Seeds(b"x" * 32)), lambda: 0.0)
+    every, one = Limit(Kind.REQUESTS, 60, 30), Limit(Kind.CONCURRENT, 4, model="m")
+    told = {name: [every, one] for name in ("a", "b", "c")}
+    quota.apply(told, ("a",))
+    for name, number in (("a", 1), ("b", 2), ("c", 3)):
+        plan = quota._plans[name]
+        plan.touched = True
+        assert plan.account.take([(0, every.cost(number)), (1, number)]) is None
+    keys = [(tenant, *which) for tenant in ("a", "other") for which in (("", "requests"), ("m", "concurrent"))]
+    assert series(quota, "headrace_tenant_limit") == dict(zip(keys, (30, 4, 60, 8), strict=True))
+    assert series(quota, "headrace_tenant_used") == dict(zip(keys, (1, 1, 5, 5), strict=True))
+    now_us = 60_000_000
+    for name, number in (("a", 1), ("b", 2), ("c", 3)):
+        quota._plans[name].account.give(1, number)
+    for _ in range(2):
+        assert series(quota, "headrace_tenant_used") == dict.fromkeys(keys, 0)
+    assert not any(plan.touched for plan in quota._plans.values())
+    quota.apply({"a": [every]}, ())
+    assert series(quota, "headrace_tenant_limit") == {("other", "", "requests"): 30}
+
+
+def series(quota: Quota, name: str) -> dict[Key, float]:
+    """What the family of this name tells."""
+    (found,) = (family for family in quota.metrics() if family.name == name)
+    assert isinstance(found, Gauge)
+    return dict(found.values)
 
 
 # -- through the whole gateway ------------------------------------------------------------------------------------
@@ -187,6 +222,20 @@ async def test_an_answer_is_settled_to_its_usage() -> None:
         now = spent(house)
         assert (now["requests"], now["concurrent"]) == (2, 0)
         assert 18 + 16 - BACK <= now["tokens"] <= 18 + 16
+
+
+@pytest.mark.anyio
+async def test_every_decision_is_timed_once() -> None:
+    """Whether the request is let through or refused; without limits there is none."""
+    async with Fake(healthy) as fake:
+        async with House(limited(fake.url, requests_per_minute=1), [fake]) as house:
+            assert [(await asked(house)).status for _ in range(3)] == [200, 429, 429]
+            decided = house.gateway.quota.told.decided
+            assert (sum(decided[Where.HERE].counts), sum(decided[Where.STORE].counts)) == (3, 0)
+            assert 0.0 < decided[Where.HERE].sum < 0.1
+        async with House(pool(fake.url), [fake]) as house:
+            await house.ask(chat())
+            assert not any(sum(each.counts) for each in house.gateway.quota.told.decided.values())
 
 
 @pytest.mark.anyio

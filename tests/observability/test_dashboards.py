@@ -21,6 +21,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from deploy.grafana.build import DIR, texts
 from deploy.grafana.panels import VARIABLES
 from deploy.prometheus.build import FILE
+from tests.contract.servers import started as shared
 from tests.gateway.test_metrics_page import families
 from tests.observability.tools import ROOT, running_prometheus, tool
 from tests.service import emulating, started, tenant
@@ -86,15 +87,25 @@ def test_a_query_asks_for_what_there_is(board: str, panel: str, expr: str) -> No
         assert re.sub(r"_(bucket|sum|count)$", "", name) in known or name in records, name
 
 
+def test_what_is_told_is_shown() -> None:
+    """No metric is on no dashboard, but those that are for machines or for alerts alone."""
+    unseen = {"headrace_objective_seconds", "headrace_objectives_total", "process_start_time_seconds"}
+    unseen |= {"process_max_fds", "headrace_config_last_reload_success_timestamp_seconds"}
+    shown = " ".join(expr for _, _, expr in QUERIES)
+    missing = {f.name for f in families() if not re.search(rf"\b{f.name}(_bucket|_sum|_count)?\b", shown)}
+    assert missing <= unseen
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a Prometheus that has seen a gateway, two emulated backends, and a load with faults for a while."""
+    """The URL of a Prometheus that has seen a gateway, emulated backends, and a load with faults for a while."""
     program = tool("prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
     with ExitStack() as stack:
         engines = [emulating(stack, folder, "--model=m", "--engine=llama-3-8b-h100") for _ in range(2)]
-        engines.append(emulating(stack, folder, "--model=m", "--fault=429:1@0.5"))
-        service = started(stack, folder, configuration(engines), salt="x" * 32)
+        engines.append(emulating(stack, folder, "--model=m", "--fault=429:1@0.5", "--fault=plain:200@0.5"))
+        store = stack.enter_context(shared("valkey", folder))
+        service = started(stack, folder, configuration(engines, store.url), salt="x" * 32)
         rules = yaml.safe_load(FILE.read_text())
         for group in rules["groups"]:
             group["interval"] = f"{SCRAPE_S}s"
@@ -110,32 +121,41 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def configuration(engines: list[str]) -> dict[str, Any]:
-    """Objectives that some requests miss, a backend that is often busy, a queue that is soon full, no collector."""
+def configuration(engines: list[str], store: str) -> dict[str, Any]:
+    """Objectives that some requests miss, a backend that is often busy, one that is not there, a queue that is soon
+    full, limits that are soon used up, a version and a pool on trial, a pool that sleeps, no collector."""
+    priced = [{"url": url, "cost_per_hour": 2.5} for url in engines[:2]]
+    gone = {"url": "http://127.0.0.1:1"}
     pools = {
-        "good": {"engine": "vllm", "backends": [{"url": url} for url in engines[:2]]},
+        "good": {"engine": "vllm", "backends": priced},
         "torn": {"engine": "vllm", "backends": [{"url": engines[2]}, {"url": engines[0]}], "routing": "round_robin"},
         "full": {"engine": "vllm", "backends": [{"url": engines[1], "concurrency": 1}]},
+        "next": {"engine": "vllm", "backends": [{"url": engines[1]}]},
+        "asleep": {"engine": "vllm", "backends": [gone], "wake": {"hold": "1s"}, "health": {"interval": "100ms"}},
     }
+    canary = {"pool": "next", "weight": "50%", "sticky": "conversation"}
     models = {
-        "m": {"pool": "good", "slo": {"ttft": "5s", "itl": "1s"}},
+        "m": {"pool": "good", "slo": {"ttft": "5s", "itl": "1s"}, "shadow": {"pool": "next", "sample": "100%"}},
+        "new": {"pool": "good", "upstream_name": "m", "canary": canary},
         "strict": {"pool": "good", "upstream_name": "m", "slo": {"ttft": "1ms", "itl": "1ms"}},
         "torn": {"pool": "torn", "upstream_name": "m"},
         "full": {"pool": "full", "upstream_name": "m"},
+        "asleep": {"pool": "asleep", "upstream_name": "m", "fallback": ["good"]},
     }
     return {
         "pools": pools,
         "models": models,
         "classes": {"interactive": {"max_queued": 1}},
-        "tenants": {"acme": tenant("key-a"), "beta": tenant("key-b")},
+        "tenants": {"acme": tenant("key-a"), "beta": tenant("key-b", limits={"requests_per_minute": 60})},
         "security": {"secret": "file:salt"},
+        "state": {"url": store},
         "telemetry": {"otlp": "http://127.0.0.1:9", "sample": "100%"},
     }
 
 
 def load(api: str) -> None:
     """A few requests of each kind at once."""
-    kinds = ["m", "m", "strict", "torn", "torn", "full", "full", "full", "embeddings", "leave"]
+    kinds = ["m", "m", "new", "strict", "torn", "torn", "full", "full", "full", "asleep", "embeddings", "leave"]
     with ThreadPoolExecutor(len(kinds)) as pool, httpx.Client(base_url=api, timeout=30) as http:
         for _ in pool.map(lambda each: one(http, *each), enumerate(kinds)):
             pass
@@ -144,11 +164,12 @@ def load(api: str) -> None:
 def one(http: httpx.Client, number: int, kind: str) -> None:
     headers = {"authorization": f"Bearer key-{'ab'[number % 2]}"}
     prompt = "The same beginning of many prompts, long enough to be remembered. " * 60
+    said = f"{prompt} {time.monotonic()}" if kind == "new" else prompt
     asked: dict[str, Any] = {"model": "m" if kind in ("embeddings", "leave") else kind}
     if kind == "embeddings":
         http.post("/v1/embeddings", json=asked | {"input": prompt}, headers=headers)
         return
-    asked |= {"messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": 24}
+    asked |= {"messages": [{"role": "user", "content": said}], "stream": True, "max_tokens": 24}
     with http.stream("POST", "/v1/chat/completions", json=asked, headers=headers) as answer:
         for _ in answer.iter_raw():
             if kind == "leave":

@@ -235,9 +235,30 @@ def test_rules_are_current() -> None:
     assert FILE.read_text() == text()
 
 
-def test_rules_are_valid() -> None:
-    """promtool finds no fault in them."""
-    done = subprocess.run([tool("promtool"), "check", "rules", str(FILE)], capture_output=True, text=True, check=False)
+TIMED = re.compile(r"(?<=\[)(\d+)(ms|[smhd])(?=\])|(?<=for: )(\d+)(ms|[smhd])$|(?<=interval: )(\d+)(ms|[smhd])$", re.M)
+MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def durations(rules: str) -> list[int]:
+    """In milliseconds."""
+    found = (list(filter(None, each)) for each in TIMED.findall(rules))
+    return [int(number) * MS[unit] for number, unit in found]
+
+
+def test_faster_rules_differ_in_durations_alone() -> None:
+    """Every window, wait and interval is a thirtieth; names, thresholds, labels and texts are the same."""
+    as_is, fast = (each.partition("\n")[2] for each in (text(), text(30)))
+    assert TIMED.sub("", as_is) == TIMED.sub("", fast)
+    assert [each / 30 for each in durations(as_is)] == durations(fast)
+    assert len(durations(as_is)) > 100
+
+
+@pytest.mark.parametrize("times", [1.0, 30.0])
+def test_rules_are_valid(times: float, tmp_path: Path) -> None:
+    """promtool finds no fault in them, as they are or faster."""
+    path = tmp_path / FILE.name
+    path.write_text(text(times))
+    done = subprocess.run([tool("promtool"), "check", "rules", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

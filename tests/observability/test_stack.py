@@ -40,22 +40,22 @@ def programs() -> None:
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.timeout(300)
-def test_the_stack_comes_up_whole_and_goes_without_a_trace() -> None:
+def test_the_stack_comes_up_whole_and_goes_without_a_trace(tmp_path: Path) -> None:
     """Every check holds, and every process that it started has ended."""
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy.stack", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=280
-    )
+    command = [sys.executable, "-m", "deploy.stack", "--check"]
+    done = subprocess.run(command, cwd=ROOT, env=marked(tmp_path), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("  ok  ") == 8 and "NOT" not in done.stdout
-    assert not left()
+    assert not left(tmp_path)
 
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.timeout(300)
-def test_ctrl_c_ends_the_stack() -> None:
+def test_ctrl_c_ends_the_stack(tmp_path: Path) -> None:
     """As a terminal does it: the signal goes to all of its processes at once."""
+    command = [sys.executable, "-m", "deploy.stack"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.stack"], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=ROOT, env=marked(tmp_path), stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout is not None
     said = ""
@@ -63,24 +63,29 @@ def test_ctrl_c_ends_the_stack() -> None:
         line = process.stdout.readline()
         assert line, said
         said += line
-    assert left()
+    assert left(tmp_path)
     time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "Everything is stopped." in rest
-    assert not left()
+    assert not left(tmp_path)
 
 
-def left() -> list[str]:
-    """Processes of a stack that run now."""
+def marked(folder: Path) -> dict[str, str]:
+    """The environment of a stack whose processes can be told from those of others."""
+    return os.environ | {"TMPDIR": str(folder)}
+
+
+def left(folder: Path) -> list[str]:
+    """Processes of its stack that run now."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command, environ = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
         except OSError:
             continue
-        if "headrace-stack-" in command or "loadtests.trickle" in command:
-            found.append(command)
+        if command and str(folder).encode() in command + environ:
+            found.append(command.replace(b"\0", b" ").decode(errors="replace"))
     return found
 
 

@@ -39,6 +39,18 @@ def test_a_retry_by_the_clients_library_is_one_of_ours() -> None:
     assert of.after(1, 1.1) is not None
 
 
+def test_a_spent_budget_is_seen_to_come_back() -> None:
+    """With time alone, though nobody asks for a retry; and looking at it changes nothing."""
+    of, other = budget(), budget()
+    for each in (of, other):
+        while each.after(1, 100.0) is not None:
+            pass
+    assert of.balance(100.0) < 1.0
+    assert of.balance(104.0) == of.balance(100.0) + 4.0
+    assert of.balance(1000.0) == WINDOW_S
+    assert (of.after(1, 100.5) is None) == (other.after(1, 100.5) is None)
+
+
 def test_pauses_grow_and_are_jittered() -> None:
     """Each is some part of twice the one before."""
     of = budget(retries=5)
@@ -61,4 +73,4 @@ def test_whatever_happens_the_balance_has_bounds(steps: list[tuple[str, float]])
             of.spend()
         else:
             of.after(1, now)
-        assert 0.0 <= of.balance <= WINDOW_S + 0.1 * deposits + 1e-9
+        assert 0.0 <= of.balance(now) <= WINDOW_S + 0.1 * deposits + 1e-9
