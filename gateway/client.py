@@ -20,7 +20,7 @@ from gateway.errors import (
     Unavailable,
     UpstreamFailed,
 )
-from gateway.exchange import Call, Exchange
+from gateway.exchange import Attempt, Call, Exchange
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.metrics import Family, Gauge
 from gateway.relay import Relay, send
@@ -214,9 +214,9 @@ class Client:
         """`async with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
         return Presence(self.turn)
 
-    async def relay(self, reply: Reply, exchange: Exchange) -> None:
+    async def relay(self, reply: Reply, attempt: Attempt, exchange: Exchange) -> None:
         """The backend's answer goes to the client. Raises UpstreamFailed; in phase STREAMING it has been told."""
-        await Relay(reply, self.turn, exchange, self._clock).run()
+        await Relay(reply, attempt, self.turn, exchange, self._clock).run()
 
     def say_goodbye(self) -> None:
         """The connection closes behind the answer."""
