@@ -127,7 +127,7 @@ class Pool:
         assert x.tenant is not None
         assert x.call is not None
         among = None if x.attempts and not beside else x.call.among
-        return self.eligible.backends(x.call.label, x.tenant.residency, among)
+        return self.eligible.backends(x.call.label, x.tenant.residency, among, x.call.model)
 
     def untried(self, x: Exchange) -> bool:
         """Whether there is one among them where it has not been yet."""
