@@ -96,7 +96,8 @@ class Dispatcher:
         pool = self.pools[x.call.pool]
         pause = None
         replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
-        if replayable and failure.phase is not Phase.STREAMING and self._untried(x):
+        in_time = x.call.deadline_s is None or self._clock() < x.received_at + x.call.deadline_s
+        if replayable and in_time and failure.phase is not Phase.STREAMING and self._untried(x):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
