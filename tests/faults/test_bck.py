@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -412,6 +413,57 @@ async def test_a_backend_that_does_not_serve_the_model_gets_no_traffic_for_it(tm
         assert a.hits == 0
         assert await gateway.metric("headrace_backend_state", backend=a.url, state="wrong_model") == 1
         await gateway.settled([b])
+
+
+async def test_an_adapter_is_asked_of_who_has_loaded_it(tmp_path: Path) -> None:
+    """Two backends with one base model, of which one lists an adapter, too: its requests go there, those of the base
+    model to both; when the other has loaded it as well it takes a part."""
+    loaded = ["m"]
+    models = {"m": {"pool": "p"}, "m-sql": {"pool": "p", "upstream_name": "sql-adapter"}}
+    async with (
+        Fake(healthy, control=lambda request: well(request, "m", "sql-adapter")) as a,
+        Fake(healthy, control=lambda request: well(request, *loaded)) as b,
+        GatewayProcess(pool(a.url, b.url, models=models, engine="openai", **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a, b)
+        for model, hits in (("m-sql", (8, 0)), ("m", (4, 4))):
+            before = a.hits, b.hits
+            assert statuses([await ask(gateway.port, chat(model=model)) for _ in range(8)]) == {200: 8}
+            assert (a.hits - before[0], b.hits - before[1]) == hits, model
+        loaded.append("sql-adapter")
+
+        async def shared() -> bool:
+            before = b.hits
+            await asyncio.gather(*(ask(gateway.port, chat(model="m-sql")) for _ in range(4)))
+            return b.hits > before
+
+        await gateway.eventually(shared, "the other takes a part", timeout_s=10)
+        await gateway.settled([a, b])
+
+
+async def test_engines_are_asked_at_leisure_and_on_one_connection(tmp_path: Path) -> None:
+    """Four times a second, never in step, all on the connection that the probes use; what it costs is told. A backend
+    that is busy with requests is asked all the same, and none of it waits."""
+
+    def engine(request: Request) -> tuple[int, bytes] | None:
+        return well(request) if request.target != "/metrics" else (200, b"vllm:num_requests_running 3\n")
+
+    async with (
+        Fake(healthy, control=engine) as a,
+        GatewayProcess(pool(a.url, engine="vllm", **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a)
+
+        def scrapes() -> list[float]:
+            return [request.at for request in a.probes if request.target == "/metrics"]
+
+        await gateway.eventually(lambda: len(scrapes()) > 12, "a dozen of them", timeout_s=20)
+        assert a.accepts == 1
+        gaps = [later - sooner for sooner, later in pairwise(scrapes())]
+        assert 0.2 < sorted(gaps)[len(gaps) // 2] < 0.5
+        assert len({round(gap, 3) for gap in gaps}) > 3
+        assert await gateway.metric("headrace_scrape_seconds", backend=a.url) > 0
+        assert await gateway.metric("headrace_engine_running_requests", backend=a.url) == 3
 
 
 async def test_where_any_name_is_forwarded_the_backends_say_which_there_are(tmp_path: Path) -> None:
