@@ -17,7 +17,12 @@ _HOST = re.compile(
 # What a resolver would still take for an IPv4 address: 2852039166, 0xA9FEA9FE, 0251.254.43518
 _DISGUISED = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*\.?", re.ASCII)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_METADATA = {IPv6Address("fd00:ec2::254"), IPv4Address("169.254.169.254")}
+# What hands out credentials to whoever asks: of AWS (and of most others: link-local), Alibaba, Oracle; and their names
+_METADATA = {IPv6Address("fd00:ec2::254"), IPv4Address("100.100.100.200"), IPv4Address("192.0.0.192")}
+_METADATA_NAMES = {
+    *("metadata", "metadata.google.internal", "metadata.goog"),
+    *("instance-data", "instance-data.ec2.internal", "metadata.tencentyun.com", "metadata.azure.internal"),
+}
 
 A_LISTENER = "an address to listen on is HOST:PORT, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080"
 
@@ -107,7 +112,7 @@ def _backend_host(host: str) -> str:
     ip = _ip(host.rstrip("."))
     if ip is None and not _known_host(host):
         raise ValueError("this is neither a host name nor an IP address in its usual form: write http://host:port")
-    if ip is not None and off_limits(ip):
+    if host.rstrip(".") in _METADATA_NAMES or (ip is not None and off_limits(ip)):
         raise ValueError("link-local addresses and cloud metadata services cannot be backends")
     if ip is not None and (ip.is_unspecified or ip.is_multicast):
         raise ValueError("this address cannot be connected to: for this machine write 127.0.0.1")
@@ -124,6 +129,8 @@ def origin(text: str) -> str:
 def host_and_port(text: str) -> str:
     """`name:port`, the name of a service in DNS."""
     host, _, port = text.rpartition(":")
+    if host.lower().rstrip(".") in _METADATA_NAMES:
+        raise ValueError("cloud metadata services cannot be backends")
     if not _known_host(host.lower()) or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or not 0 < int(port) < 65536:
         raise ValueError(f"read {quoted(text)}: a service is NAME:PORT, such as vllm.models.svc:8000")
     return text

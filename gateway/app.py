@@ -17,12 +17,7 @@ from gateway.client import Buffers, Client
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
 from gateway.doors import Doors
-from gateway.errors import (
-    INTERNAL_ERROR,
-    SHUTTING_DOWN,
-    GatewayError,
-    Unavailable,
-)
+from gateway.errors import INTERNAL_ERROR, SHUTTING_DOWN, GatewayError, Unavailable
 from gateway.exchange import Exchange
 from gateway.fleet import Fleet
 from gateway.jobs import Jobs
@@ -212,7 +207,8 @@ class Gateway:
         """One request of the path: whatever happens to it, it is answered, settled and recorded once."""
         began = self.generation
         x = Exchange(next(self.request_ids), self.clock(), turn.endpoint, generation=began.number)
-        client = Client(turn, buffers=self.buffers, max_body=began.settings.server.max_body, clock=self.clock)
+        told = began.settings.server
+        client = Client(turn, buffers=self.buffers, max_body=told.max_body, body_s=told.body_timeout, clock=self.clock)
         error: GatewayError | None = None
         self.active.add(x)
         try:

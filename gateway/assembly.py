@@ -25,7 +25,7 @@ from gateway.tracing import Collector, Tracer
 from gateway.vitals import installed_version
 from gateway.waking import Waking
 from gateway.watch import Plan
-from policies.retry import RetryBudget
+from policies.retry import Hedging, RetryBudget
 from policies.rules import Rules
 from policies.scheduler import Scheduler
 from policies.types import BATCH, ClassPolicy
@@ -75,8 +75,9 @@ def fit(pools: dict[str, Pool], settings: schema.Config, clock: Clock, rng: Rand
 
 
 def _judging(pool: Pool, settings: schema.Config, told: schema.Pool, clock: Clock) -> None:
-    """How the pool judges its backends and waits for them from now on."""
-    rules = told.health
+    """How the pool judges its backends and waits for them from now on, and how long for one of them."""
+    rules, hedge = told.health, told.retries.hedge
+    pool.hedging = Hedging(hedge.after, hedge.prompt_tokens) if hedge is not None else None
     pool.probed = rules.interval > 0
     pool.health.configure(HealthRules(rules.unhealthy_after, rules.healthy_after, rules.eject), probed=pool.probed)
     if not pool.probed:

@@ -92,6 +92,7 @@ class Catalog:
     def __init__(self, models: Iterable[Model], created: int) -> None:
         self._models = {model.name: model for model in models}
         self._any = self._models.pop(ANY, None)
+        self.any_pool = self._any.pool if self._any is not None else ""  # who serves what has no name here
         self._names = {alias: model for model in self._models.values() for alias in model.aliases} | self._models
         self.created = created
         self.shadows = {model.label: model.shadow for model in self._all() if model.shadow is not None}
@@ -118,8 +119,9 @@ class Catalog:
             return self.find(tenant, ANY)
         return next(iter(models.values())) if len(models) == 1 else None
 
-    def visible(self, tenant: Tenant) -> list[str]:
-        """Every name and alias that the tenant may use, in the order of the configuration."""
-        return [
-            name for model in self._models.values() for name in (model.name, *model.aliases) if self.find(tenant, name)
-        ]
+    def visible(self, tenant: Tenant, offered: Iterable[str] = ()) -> list[str]:
+        """Every name and alias that the tenant may use, in the order of the configuration, and then those that are
+        `offered` by who serves any name."""
+        named = [name for model in self._models.values() for name in (model.name, *model.aliases)]
+        names = dict.fromkeys((*named, *(offered if self._any is not None else ())))
+        return [name for name in names if self.find(tenant, name)]

@@ -20,7 +20,7 @@ from gateway.errors import (
     Unavailable,
     UpstreamFailed,
 )
-from gateway.exchange import Call, Exchange
+from gateway.exchange import Attempt, Call, Exchange
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.metrics import Family, Gauge
 from gateway.relay import Relay, send
@@ -99,12 +99,13 @@ class Buffers:
 class Client:
     """`with client` holds what its body takes of the buffers."""
 
-    def __init__(self, turn: Turn, *, buffers: Buffers, max_body: int, clock: Clock) -> None:
+    def __init__(self, turn: Turn, *, buffers: Buffers, max_body: int, body_s: float, clock: Clock) -> None:
         self.raw_headers = turn.headers
         self.headers = dict(turn.headers)
         self.turn = turn
         self._buffers = buffers
         self._max_body = max_body
+        self._body_s = body_s
         self._clock = clock
         self._held = 0
 
@@ -154,9 +155,10 @@ class Client:
     async def _read(self) -> bytes:
         pieces: list[bytes] = []
         size = 0
+        until = self._clock() + self._body_s
         try:
             while True:
-                async with asyncio.timeout(BODY_STALL_S):
+                async with asyncio.timeout(min(BODY_STALL_S, until - self._clock())):
                     piece = await self.turn.piece()
                 if self.turn.gone:
                     raise ClientGone
@@ -168,7 +170,9 @@ class Client:
                 size += len(piece)
                 self._hold(size)
         except TimeoutError:
-            raise Refused(REQUEST_TIMEOUT, f"The body paused for more than {BODY_STALL_S:g} s.") from None
+            late = self._clock() >= until
+            told = f"was not complete after {self._body_s:g} s" if late else f"paused for more than {BODY_STALL_S:g} s"
+            raise Refused(REQUEST_TIMEOUT, f"The body {told}.") from None
 
     def _admit(self, size: int) -> None:
         if size > self._max_body:
@@ -214,9 +218,9 @@ class Client:
         """`async with client.present()`: the block is cancelled when the client leaves, and raises ClientGone."""
         return Presence(self.turn)
 
-    async def relay(self, reply: Reply, exchange: Exchange) -> None:
+    async def relay(self, reply: Reply, attempt: Attempt, exchange: Exchange) -> None:
         """The backend's answer goes to the client. Raises UpstreamFailed; in phase STREAMING it has been told."""
-        await Relay(reply, self.turn, exchange, self._clock).run()
+        await Relay(reply, attempt, self.turn, exchange, self._clock).run()
 
     def say_goodbye(self) -> None:
         """The connection closes behind the answer."""

@@ -155,10 +155,14 @@ class Connection(HttpToolsProtocol):
             self._stop_head_timer()
         if self._lingering or (self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"):
             return
-        size = len(self.url)
+        size, foreign = len(self.url), b""
         for name, value in self.headers:
             size += len(name) + len(value) + 4
-        if size > self._limits.bytes:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                foreign = value
+        if foreign:  # llhttp undoes the last coding only, and what is then taken for the body is something else
+            self._refuse(INVALID_REQUEST, "The only transfer encoding that is understood is chunked.")
+        elif size > self._limits.bytes:
             self._refuse(HEADERS_TOO_LARGE, f"The request head exceeds {self._limits.bytes} bytes.")
         elif len(self.pipeline) >= MOST_PIPELINED:
             self._refuse(INVALID_REQUEST, "Too many requests wait on this connection.")

@@ -26,8 +26,9 @@ from gateway.jobs import Jobs
 from gateway.metrics import Counter
 from gateway.pool import Placed, Pool
 from gateway.reply import Clock
+from policies.retry import Hedging
 from policies.shares import TimeShare
-from policies.types import Dispatch, Drop, Ending, Explanation, Job, Reason, Usage
+from policies.types import Drop, Ending, Explanation, Job, Reason, Usage
 from policies.verdicts import Found
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
@@ -60,17 +61,32 @@ class Dispatcher:
             raise Unavailable(GATEWAY_BUSY, "The gateway is overloaded: urgent work goes first.", retry_after=2.0)
         return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
+    def hedging(self, x: Exchange) -> Hedging | None:
+        """How long a first attempt may be alone, where it may be slow to begin: it is a stream with a short prompt."""
+        assert x.call is not None
+        rule = self.pools[x.call.pool].hedging
+        if rule is None or not (x.call.stream and x.call.endpoint.generates):
+            return None
+        return rule if self.jobs.prompt_tokens(x.call) <= rule.prompt_tokens else None
+
+    def beside(self, x: Exchange) -> Slot:
+        """A `slot` for a second attempt beside the one that runs: free at once on another backend, or none. Raises
+        Unavailable, also where the gateway itself has too much to do."""
+        if self.shed:
+            raise Unavailable(GATEWAY_BUSY, "The gateway is overloaded.")
+        return Slot(self, self.pools[x.attempts[-1].backend.pool], x, next(self._ids), self._clock, beside=True)
+
     def explain(self, x: Exchange) -> Explanation:
         """Where the request would go now, or why it would not. Nothing is changed."""
         assert x.call is not None
         pool = self.pools[x.call.pool]
         return pool.explain(self.job(pool, x, 0))
 
-    def job(self, pool: Pool, x: Exchange, number: int) -> Job:
+    def job(self, pool: Pool, x: Exchange, number: int, *, beside: bool = False) -> Job:
         """What the scheduler of the pool sees of the request: a job that may go where its tenant's prompts may, and
         where its model is served."""
         job = self.jobs.job(x, number)
-        job.candidates = pool.usable(x)
+        job.candidates = pool.usable(x, beside=beside)
         return job
 
     def retry_pause(self, failure: UpstreamFailed, x: Exchange) -> float | None:
@@ -80,7 +96,8 @@ class Dispatcher:
         pool = self.pools[x.call.pool]
         pause = None
         replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
-        if replayable and failure.phase is not Phase.STREAMING and self._untried(x):
+        in_time = x.call.deadline_s is None or self._clock() < x.received_at + x.call.deadline_s
+        if replayable and in_time and failure.phase is not Phase.STREAMING and self._untried(x):
             pause = pool.retries.after(len(x.attempts), self._clock())
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
@@ -132,12 +149,18 @@ class Dispatcher:
 class Slot:
     """The `async with` of one place."""
 
-    __slots__ = ("_attempt", "_clock", "_dispatcher", "_entered", "_exchange", "_id", "_pool", "_share", "_woken_at")
+    __slots__ = (
+        *("_attempt", "_beside", "_clock", "_dispatcher", "_entered", "_exchange", "_id", "_pool", "_share"),
+        "_woken_at",
+    )
 
-    def __init__(self, dispatcher: Dispatcher, pool: Pool, exchange: Exchange, job_id: int, clock: Clock) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, pool: Pool, x: Exchange, job_id: int, clock: Clock, *, beside: bool = False
+    ) -> None:
+        self._beside = beside
         self._dispatcher = dispatcher
         self._pool = pool
-        self._exchange = exchange
+        self._exchange = x
         self._id = job_id
         self._clock = clock
         self._attempt: Attempt | None = None
@@ -162,22 +185,26 @@ class Slot:
             self._clock(),
             on_first_token=self._first_token,
             tally=pool.tallies[backend.name],
+            number=len(x.attempts) + 1,
+            hedge=self._beside,
         )
-        x.attempts.append(attempt)
+        x.turn_to(attempt)
         if x.trace is not None:
-            attempt.trace_headers = x.trace.headers(len(x.attempts))
+            attempt.trace_headers = x.trace.headers(attempt.number)
         self._attempt = attempt
         pool.began(self._id, attempt, stream=x.call.stream)
         if backend.cost_per_hour:
             self._share = pool.share(backend)
             self._entered = self._share.enter(attempt.dispatched_at)
-        if x.tenant is not None and x.tenant.operator:
-            self._tell(attempt, decision)
+        if x.race is not None:
+            x.race.began(attempt)
         return attempt
 
     async def _elsewhere(self, placed: Drop) -> Pool:
         """The pool to ask next: another, or the same once it has woken. Raises Unavailable."""
         pool, x = self._pool, self._exchange
+        if self._beside:
+            raise self._refused(placed)
         refusal, asleep = self._refused(placed), pool.waking if placed.reason is Reason.NO_BACKEND else None
         if asleep is not None:
             asleep.ask()
@@ -193,7 +220,10 @@ class Slot:
 
     async def _placed(self) -> Placed | Drop:
         """What its pool decides about the request. Its wait for a turn begins when the pool wakes."""
-        job = self._dispatcher.job(self._pool, self._exchange, self._id)
+        pool, x = self._pool, self._exchange
+        job = self._dispatcher.job(pool, x, self._id, beside=self._beside)
+        if self._beside:
+            return pool.beside(job, len(x.attempts)) or Drop(job, Reason.NO_BACKEND, 1.0)
         if self._woken_at:
             job.arrived = self._woken_at
         placed = self._pool.submit(job)
@@ -215,8 +245,9 @@ class Slot:
         if exc is not None:
             self._attempt.failed = isinstance(exc, UpstreamFailed)
             ending = Ending.DROPPED if self._attempt.failed else Ending.IGNORED
-            self._attempt.failure = exc.refusal.reason if isinstance(exc, GatewayError) else "cancelled"
-        meter = self._exchange.meter
+            given_up = "hedge_lost" if self._attempt.lost else "cancelled"
+            self._attempt.failure = exc.refusal.reason if isinstance(exc, GatewayError) else given_up
+        meter = None if self._attempt.lost else self._exchange.meter
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
             self._dispatcher.jobs.learn(self._exchange, usage)
@@ -239,13 +270,6 @@ class Slot:
         self._pool.answered(self._id, attempt, now)
         self._pool.first_token(self._id, attempt.backend.name, now)
 
-    def _tell(self, attempt: Attempt, decision: Dispatch) -> None:
-        """An operator sees where the request went and what was expected there; nobody else may: the answers to one
-        tenant would tell it of another's prompts."""
-        headers = [header for header in self._exchange.answer_headers if header[0] not in (WHERE, CACHED)]
-        told = [(WHERE, attempt.backend.name.encode()), (CACHED, b"%d" % decision.cached_tokens)]
-        self._exchange.answer_headers = headers + told
-
     def _refused(self, drop: Drop) -> Unavailable:
         refusal, message = REFUSALS[drop.reason]
         if drop.reason is Reason.NO_BACKEND and isfinite(self._pool.change_at):
@@ -255,6 +279,3 @@ class Slot:
             place = self._pool.place(drop.job)
             message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"
         return Unavailable(refusal, message + ".", retry_after=drop.retry_after)
-
-
-WHERE, CACHED = b"x-headrace-backend", b"x-headrace-cache"

@@ -16,8 +16,9 @@ class Eligible:
     def __init__(self) -> None:
         self.models: dict[str, Names] = {}  # what each backend says that it serves; absent: anything
         self.wanted: Mapping[str, str] = {}  # by label, what the backends call a model; absent: anything
+        self.listed: Names = frozenset()  # what any of them says
         self._regions: dict[str, str | None] = {}
-        self._answers: dict[tuple[str, tuple[str, ...], Among], set[str] | None] = {}
+        self._answers: dict[tuple[str | None, tuple[str, ...], Among], set[str] | None] = {}
 
     def __repr__(self) -> str:
         return f"<Eligible {len(self.models)}/{len(self._regions)} backends say what they serve>"
@@ -53,15 +54,25 @@ class Eligible:
         models = self.models.get(backend)
         return [] if models is None else [name for name in self.wanted.values() if name not in models]
 
-    def backends(self, label: str, residency: tuple[str, ...], among: Among = None) -> Set[str] | None:
-        """The names of those that may be used; None: any. A backend that is not said to be anywhere is in no region."""
-        key = (label, residency, among)
+    def offered(self, residency: tuple[str, ...]) -> list[str]:
+        """The models that backends in these regions say that they serve."""
+        usable = self.backends("", residency)
+        names = [models for backend, models in self.models.items() if usable is None or backend in usable]
+        return sorted(frozenset().union(*names))
+
+    def backends(self, label: str, residency: tuple[str, ...], among: Among = None, word: str = "") -> Set[str] | None:
+        """The names of those that may be used; None: any. A backend that is not said to be anywhere is in no region.
+        `word` is what a client calls a model without a label of its own: who says that it serves it may be used, or
+        any where nobody does."""
+        model = self.wanted.get(label) or (word if word in self.listed else None)
+        key = (model, residency, among)
         if key not in self._answers:
             found = self._found(*key)
             self._answers[key] = found if residency or among or len(found) < len(self._regions) else None
         return self._answers[key]
 
     def _renew(self) -> None:
+        self.listed = frozenset().union(*self.models.values())
         for key, names in list(self._answers.items()):
             if names is None:
                 del self._answers[key]
@@ -69,8 +80,7 @@ class Eligible:
                 names.clear()
                 names.update(self._found(*key))
 
-    def _found(self, label: str, residency: tuple[str, ...], among: Among) -> set[str]:
-        model = self.wanted.get(label)
+    def _found(self, model: str | None, residency: tuple[str, ...], among: Among) -> set[str]:
         return {
             name
             for name, region in self._regions.items()

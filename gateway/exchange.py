@@ -3,9 +3,10 @@ reads it once, at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Protocol
 
 from gateway.backend import Backend
@@ -16,6 +17,7 @@ from policies.types import Dispatch, Usage
 
 Header = tuple[bytes, bytes]
 REJECTED = "upstream_rejected"  # the outcome where the backend blames the request
+WHERE, CACHED = b"x-headrace-backend", b"x-headrace-cache"
 
 
 class Dialect(StrEnum):
@@ -118,7 +120,8 @@ class Attempt:
     `decision` says why it went where it went; `trace_headers` tell the backend which span it works for; `cost` is its
     part of the backend's price. `failure` is the word for why it did not end well, `failed` whether that was its
     backend's doing. `trial`: its ending decides whether the backend is trusted again; `late`: others were served long
-    before."""
+    before. `number` counts from 1. A `hedge` was made beside another attempt; one that has `lost` was given up for the
+    other of the two."""
 
     backend: Backend
     decision: Dispatch
@@ -135,11 +138,22 @@ class Attempt:
     cost: float = 0.0
     trial: bool = False
     late: bool = False
+    number: int = 1
+    hedge: bool = False
+    lost: bool = False
+
+
+class Race(Protocol):
+    """Of two attempts at once one may answer."""
+
+    def began(self, attempt: Attempt) -> None: ...
+    def won(self, attempt: Attempt) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request from accept to settle. `generation` numbers the configuration that it began with."""
+    """One request from accept to settle. `generation` numbers the configuration that it began with. The last of the
+    `attempts` is the one that counts: it answers, or may yet."""
 
     request_id: str
     received_at: float
@@ -150,6 +164,7 @@ class Exchange:
     class_: str = "interactive"
     queued_at: float = 0.0
     attempts: list[Attempt] = field(default_factory=list)
+    race: Race | None = None
     meter: Metered | None = None
     status: int = 0
     outcome: str = ""
@@ -170,18 +185,45 @@ class Exchange:
         self.class_ = asked if asked in tenant.classes else tenant.classes[0]
         self.answer_headers.append((b"x-headrace-class", self.class_.encode()))
 
+    def turn_to(self, attempt: Attempt) -> None:
+        """`attempt` is the one that counts now. An operator sees in the answer where it went and what was expected
+        there; nobody else may: the answers to one tenant would tell it of another's prompts."""
+        if attempt in self.attempts:
+            self.attempts.remove(attempt)
+        self.attempts.append(attempt)
+        if self.tenant is not None and self.tenant.operator:
+            headers = [header for header in self.answer_headers if header[0] not in (WHERE, CACHED)]
+            told = [(WHERE, attempt.backend.name.encode()), (CACHED, b"%d" % attempt.decision.cached_tokens)]
+            self.answer_headers = headers + told
+
+    def commit(self, attempt: Attempt, meter: Metered | None = None) -> None:
+        """What `attempt` brings goes to the client from here on, counted by `meter`, and nothing else will."""
+        self.meter = meter
+        if self.race is not None:
+            self.race.won(attempt)
+
+    @property
+    def in_order(self) -> list[Attempt]:
+        """The attempts as they began."""
+        return self.attempts if len(self.attempts) < 2 else sorted(self.attempts, key=attrgetter("number"))
+
+    def waits(self) -> Iterator[tuple[float, float]]:
+        """From when to when it waited for a backend: before each attempt that had no other beside it, and for another
+        one that never came."""
+        since = self.queued_at
+        if not since:
+            return
+        for attempt in self.in_order:
+            if attempt.dispatched_at >= since:
+                yield since, attempt.dispatched_at
+            since = max(since, attempt.ended_at or attempt.dispatched_at)
+        if not self.attempts or self.attempts[-1].failed:
+            yield since, self.ended_at
+
     @property
     def queue_wait_s(self) -> float:
-        """Time spent waiting for a backend, before all attempts together, and for another one that never came."""
-        if not self.queued_at:
-            return 0.0
-        waited_since, waited_s = self.queued_at, 0.0
-        for attempt in self.attempts:
-            waited_s += attempt.dispatched_at - waited_since
-            waited_since = attempt.ended_at
-        if not self.attempts or self.attempts[-1].failed:
-            waited_s += self.ended_at - waited_since
-        return waited_s
+        """Time spent waiting for a backend, all attempts together."""
+        return sum(until - since for since, until in self.waits())
 
     @property
     def ttft_s(self) -> float | None:

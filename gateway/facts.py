@@ -10,6 +10,7 @@ from gateway.samples import Window
 
 PATIENT = "batch"  # its times are nobody's objective
 CAPACITY = ("queue_full", "queue_timeout", "deadline_unreachable")
+ATTEMPTS = ("headrace_affinity_total", "headrace_retries_total", "headrace_hedges_total")
 PARTS = ("gateway", "queue", "connect", "backend")
 
 
@@ -136,7 +137,7 @@ def facts(now: Window) -> Facts:
         },
         refused=now.increases("headrace_refusals_total", "reason"),
         failures=now.increases("headrace_upstream_failures_total", "reason"),
-        attempts=now.increase("headrace_affinity_total") + now.increase("headrace_retries_total"),
+        attempts=sum(map(now.increase, ATTEMPTS)),
         states=dict(states.most_common()),
         expected_tokens=expected,
         found_share=found / expected if expected else None,

@@ -113,6 +113,8 @@ class Fleet:
                 roster = self.rosters[name] = Roster(pool, plan)
             elif roster.pool is not pool or roster.plan != plan:
                 self._dismiss(roster, keep=())
+                if roster.pool is not pool:
+                    roster.told.clear()
                 roster.pool, roster.plan = pool, plan
             # Those that were found or added before are made anew: their pool may have other clocks or another key.
             known = found[name] if name in found else [make(name, url) for url in roster.found]
@@ -148,6 +150,7 @@ class Fleet:
         ) != len(roster.pool.backends):
             self._upstream.forget(roster.pool.observe(present.values()))
         self._dismiss(roster, keep=present)
+        roster.told = {each: state for each, state in roster.told.items() if each in present}
         for each, backend in present.items():
             member = roster.members.get(each)
             if member is None:
@@ -238,9 +241,10 @@ class Fleet:
     def _report(self, roster: Roster, now: float) -> None:
         for name, member in roster.members.items():
             state = roster.pool.health.state(name, now)
-            if state is member.state:
+            was = roster.told.get(name, State.NEW)
+            if state is was:
                 continue
-            was, member.state = member.state, state
+            roster.told[name] = state
             if state in (State.DOWN, State.EJECTED) and was is not State.TRIAL:
                 self.ejections.values[(roster.pool.name, name, state.value)] += 1
             if was is not State.NEW or state is not State.UP:

@@ -55,6 +55,10 @@ class Jobs:
         limit = x.call.max_tokens
         return expected if limit is None else min(expected, limit)
 
+    def prompt_tokens(self, call: Call) -> int:
+        """Tokens of its prompt, as estimated."""
+        return self._bytes_per_token.tokens(call.label, call.prompt_bytes)
+
     def reserve(self, x: Exchange, most_tokens: int) -> tuple[int, int]:
         """Tokens of the prompt, and of the answer as a limit should set them aside: as many as it may have, else the
         length that nine in ten of the tenant's do not exceed. What nothing is known of must not use up a small limit
@@ -62,7 +66,7 @@ class Jobs:
         assert x.tenant is not None
         assert x.call is not None
         call = x.call
-        prompt_tokens = self._bytes_per_token.tokens(call.label, call.prompt_bytes)
+        prompt_tokens = self.prompt_tokens(call)
         if not call.endpoint.generates or call.max_tokens is not None:
             return prompt_tokens, call.max_tokens or 0
         tenant = x.tenant.name

@@ -1,4 +1,5 @@
-"""`/v1/models`: what the caller's tenant may use, aliases included."""
+"""`/v1/models`: what the caller's tenant may use, aliases included; and where any name is forwarded, what the backends
+list."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.dispatch import Dispatcher
 from gateway.errors import MODEL_NOT_FOUND, Refused
 from gateway.generation import Generation
 from gateway.wire import not_found
@@ -18,6 +20,7 @@ class Gateway(Protocol):
     """Whose models these are."""
 
     generation: Generation
+    dispatcher: Dispatcher
 
     @property
     def request_ids(self) -> Iterator[str]: ...
@@ -47,7 +50,8 @@ class Models:
 
     def _visible(self, request: Request) -> Sequence[str]:
         now = self._gateway.generation
-        return now.catalog.visible(now.keys.identify(request.headers.raw))
+        tenant, pool = now.keys.identify(request.headers.raw), self._gateway.dispatcher.pools.get(now.catalog.any_pool)
+        return now.catalog.visible(tenant, pool.eligible.offered(tenant.residency) if pool is not None else ())
 
     def _object(self, name: str) -> dict[str, object]:
         created = self._gateway.generation.catalog.created

@@ -15,21 +15,10 @@ from gateway.exchange import Attempt, Exchange, Tally
 from gateway.reply import Clock
 from gateway.waking import Waking
 from policies.health import Health
-from policies.retry import RetryBudget
+from policies.retry import Hedging, RetryBudget
 from policies.scheduler import Scheduler
 from policies.shares import TimeShare
-from policies.types import (
-    BackendView,
-    ClassPolicy,
-    Dispatch,
-    Drop,
-    Ending,
-    Explanation,
-    Job,
-    Place,
-    Statistics,
-    Usage,
-)
+from policies.types import BackendView, ClassPolicy, Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
 from policies.verdicts import Found, State
 
 Placed = tuple[Dispatch, Backend]
@@ -61,6 +50,7 @@ class Pool:
         self.change_at = inf
         self.eligible = Eligible()
         self.waking: Waking | None = None  # where the pool may be scaled to zero
+        self.hedging: Hedging | None = None
         self.backends: dict[str, Backend] = {}
         self.scheduler = scheduler
         self.retries = retries
@@ -131,12 +121,13 @@ class Pool:
         """Who has how much of a backend's time."""
         return self.shares.setdefault(backend.name, TimeShare())
 
-    def usable(self, x: Exchange) -> Set[str] | None:
-        """The backends that a request may use; None: any. After a failure no version is better than the other."""
+    def usable(self, x: Exchange, *, beside: bool = False) -> Set[str] | None:
+        """The backends that a request may use; None: any. After a failure no version is better than the other; `beside`
+        another attempt it is."""
         assert x.tenant is not None
         assert x.call is not None
-        among = None if x.attempts else x.call.among
-        return self.eligible.backends(x.call.label, x.tenant.residency, among)
+        among = None if x.attempts and not beside else x.call.among
+        return self.eligible.backends(x.call.label, x.tenant.residency, among, x.call.model)
 
     def untried(self, x: Exchange) -> bool:
         """Whether there is one among them where it has not been yet."""
@@ -197,6 +188,19 @@ class Pool:
         waiter = self.waiting[job.id] = asyncio.get_running_loop().create_future()
         self._set_timer(now)
         return waiter
+
+    def beside(self, job: Job, attempts: int) -> Placed | None:
+        """A place for one more attempt of a request if one is free, nobody waits and the retries allow it."""
+        wanted = self.hedging is not None and not self.waiting and self._refusal is None
+        if not wanted or not self.retries.allows(attempts, self._clock()):
+            return None
+        placed = self.submit(job)
+        if isinstance(placed, asyncio.Future):
+            self.leave(job.id, Ending.IGNORED)
+        if not isinstance(placed, tuple):
+            return None
+        self.retries.spend()
+        return placed
 
     def began(self, job_id: int, attempt: Attempt, *, stream: bool) -> None:
         """A request was sent to its backend."""

@@ -63,8 +63,22 @@ class Wake(Section):
     max_held: Count = option(256, "requests that may wait so")
 
 
+class Hedge(Section):
+    """For streams that are slow to begin (whole answers come late by nature): a second attempt beside the first, on
+    another backend with a free place, while nobody waits in the pool. It is one of the retries, in number and in
+    budget. Whichever brings its first event first is the answer; the other is given up."""
+
+    after: Seconds = option(
+        ..., "so long after its dispatch; about the 95th percentile of the time to the first token", gt=0
+    )
+    prompt_tokens: Count = option(1000, "longest prompt of which it is made, as estimated", ge=1)
+
+
 class Retries(Section):
     """Before the first byte only, and never on a backend already tried."""
 
     attempts: Count = option(2, "other backends tried after the first; 0 for none", le=10)
     budget: Share = option(0.1, "retries as a share of the requests of the pool")
+    hedge: Annotated[Hedge | None, if_empty(None)] = option(
+        None, "a second attempt beside a slow one; none if left out"
+    )

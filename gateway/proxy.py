@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from asyncio import sleep
+from functools import partial
 from typing import Protocol
 
 from gateway import wire
 from gateway.client import Client
-from gateway.dispatch import Dispatcher
+from gateway.dispatch import Dispatcher, Slot
 from gateway.doors import Doors
 from gateway.errors import UpstreamFailed
 from gateway.exchange import Exchange
 from gateway.generation import Generation
+from gateway.hedge import Hedge
 from gateway.quota import Quota
 from gateway.upstream import Upstream
 
@@ -36,13 +38,21 @@ async def proxy(gw: Gateway, client: Client, x: Exchange) -> None:
     async with client.present(), gw.quota.hold(x):  # 429           | settle
         while True:
             try:
-                async with (
-                    gw.dispatcher.slot(x) as attempt,  # 503           | leave
-                    gw.upstream.open(attempt, call) as reply,  # 502 504       | close
-                ):
-                    return await client.relay(reply, x)  # error frame
+                if (rule := gw.dispatcher.hedging(x)) is not None:
+                    return await Hedge(gw.dispatcher, x, rule, partial(attempt, gw, client, x)).run()
+                return await attempt(gw, client, x, gw.dispatcher.slot(x))
             except UpstreamFailed as failure:
                 pause = gw.dispatcher.retry_pause(failure, x)
                 if pause is None:
                     raise
             await sleep(pause)
+
+
+async def attempt(gw: Gateway, client: Client, x: Exchange, slot: Slot) -> None:
+    """One try on one backend."""
+    assert x.call is not None
+    async with (
+        slot as place,  # 503           | leave
+        gw.upstream.open(place, x.call) as reply,  # 502 504       | close
+    ):
+        await client.relay(reply, place, x)  # error frame

@@ -140,7 +140,7 @@ def _seen(number: int, x: Exchange, spent: Parts, cause: Cause | None, wall: flo
         usage.prompt if usage is not None else None,
         usage.output if usage is not None else meter.tokens if meter is not None else None,
         {name: _ms(seconds) for name, seconds in timeline.items()},
-        [_try(x, attempt) for attempt in x.attempts],
+        [_try(x, attempt) for attempt in x.in_order],
     )
 
 

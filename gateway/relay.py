@@ -8,7 +8,7 @@ from http import HTTPStatus
 from gateway import answers
 from gateway.dialects import error_frame
 from gateway.errors import UPSTREAM_TRUNCATED, GatewayError, Phase, Unavailable, UpstreamFailed
-from gateway.exchange import REJECTED, Dialect, Exchange, Header
+from gateway.exchange import REJECTED, Attempt, Dialect, Exchange, Header
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.reading import BodyMeter, StreamEnding
 from gateway.reply import Clock, Reply
@@ -58,9 +58,10 @@ def send(answer: Answer, turn: Turn, exchange: Exchange) -> None:
 class Relay:
     """Carries one answer. Raises UpstreamFailed; in phase STREAMING the client has been told already."""
 
-    def __init__(self, reply: Reply, turn: Turn, exchange: Exchange, clock: Clock) -> None:
+    def __init__(self, reply: Reply, attempt: Attempt, turn: Turn, exchange: Exchange, clock: Clock) -> None:
         assert exchange.call is not None
         self._reply = reply
+        self._attempt = attempt
         self._turn = turn
         self._exchange = exchange
         self._dialect = exchange.call.endpoint.dialect
@@ -92,6 +93,7 @@ class Relay:
             headers.append((b"content-type", b"application/json"))
         answer = Answer(status, headers, body if shaped is None else shaped)
         if status < 500 and status not in RETRYABLE:
+            self._exchange.commit(self._attempt)
             self._exchange.outcome = REJECTED
             send(answer, self._turn, self._exchange)
             return
@@ -106,8 +108,9 @@ class Relay:
     async def _body(self) -> None:
         reply, turn = self._reply, self._turn
         reply.waits_for_token = False
-        meter = self._exchange.meter = BodyMeter(self._dialect)
+        meter = BodyMeter(self._dialect)
         held = await self._hold(HOLD) if self._type == b"application/json" else b""
+        self._exchange.commit(self._attempt, meter)
         if reply.complete:
             held += await reply.read()
             meter.feed(held, self._clock())
@@ -122,10 +125,10 @@ class Relay:
 
     async def _events(self) -> None:
         turn = self._turn
-        tally = self._exchange.attempts[-1].tally
+        began, tally = await self._first_event(), self._attempt.tally
         meter = Meter(self._dialect, strip_usage=self._strip_usage, on_first_token=self._first_token, tally=tally)
-        self._exchange.meter = meter
-        self._commit(meter.feed(await self._first_event(), self._clock()), None)
+        self._exchange.commit(self._attempt, meter)
+        self._commit(meter.feed(began, self._clock()), None)
         failure: GatewayError | None = None
         try:
             await self._pump(meter)
@@ -200,7 +203,7 @@ class Relay:
 
     def _first_token(self, now: float) -> None:
         self._reply.waits_for_token = False
-        self._exchange.attempts[-1].on_first_token(now)
+        self._attempt.on_first_token(now)
 
 
 def _seconds(value: bytes) -> float | None:

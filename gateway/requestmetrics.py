@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import product
 
 from gateway.errors import Fault
-from gateway.exchange import Exchange, Metered
+from gateway.exchange import Attempt, Exchange, Metered
 from gateway.metrics import BYTES, Counter, Family, Gauge, Histogram
 from gateway.reading import GAP_BOUNDS_S
 from gateway.timeline import Objective, Parts, Verdict, phase, tpot_s
@@ -215,6 +215,11 @@ class PoolMetrics:
         )
         self.failures = Counter("headrace_upstream_failures_total", "Attempts that failed.", *backend, "reason")
         self.retries = Counter("headrace_retries_total", "Attempts made again elsewhere.", "pool", "reason")
+        self.hedges = Counter(
+            "headrace_hedges_total",
+            "Second attempts beside slow first ones: won, lost, failed, or cancelled with their request.",
+            *("pool", "outcome"),
+        )
         self.parse_errors = Counter("headrace_parse_errors_total", "Events and answers that are no JSON.", *backend)
         self.predicted = Counter(
             "headrace_prefix_predicted_tokens_total",
@@ -237,7 +242,7 @@ class PoolMetrics:
         """All of them; backends that are not `alive`, each by its pool and name, are forgotten."""
         for family in (self.failures, self.parse_errors):
             family.retain(_among(alive))
-        yield from (self.queue_wait, self.failures, self.retries, self.parse_errors)
+        yield from (self.queue_wait, self.failures, self.retries, self.hedges, self.parse_errors)
         yield from (self.predicted, self.confirmed, self.prompt, self.affinity)
 
     def count(self, x: Exchange, usage: Usage | None, queue_s: float) -> None:
@@ -266,12 +271,23 @@ class PoolMetrics:
         for attempt in x.attempts:
             if attempt.failed:
                 self.failures.values[(attempt.backend.pool, attempt.backend.name, attempt.failure)] += 1
-        for failed in x.attempts[:-1]:
+            if attempt.hedge:
+                self.hedges.values[(attempt.backend.pool, _hedged(x, attempt))] += 1
+        for failed in [attempt for attempt in x.in_order if not attempt.hedge][:-1]:
             self.retries.values[(failed.backend.pool, failed.failure)] += 1
 
 
+def _hedged(x: Exchange, hedge: Attempt) -> str:
+    """What became of the second of two attempts at once."""
+    if hedge.lost or any(attempt.lost for attempt in x.attempts):
+        return "lost" if hedge.lost else "won"
+    if hedge.failed:
+        return "failed"
+    return "won" if hedge is x.attempts[-1] and x.fault is not Fault.LEFT else "cancelled"
+
+
 def _affinity(x: Exchange) -> str:
-    decision = x.attempts[0].decision
+    decision = x.in_order[0].decision
     if decision.waited_for is Wait.WARM:
         return "wait"
     if decision.missed_tokens > 0:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,8 +13,7 @@ from starlette.responses import Response
 from gateway import answers
 from gateway.errors import METHOD_NOT_ALLOWED, UNKNOWN_URL, GatewayError, Refused
 from gateway.exchange import Dialect, Header
-from gateway.generation import Generation
-from gateway.models import Models
+from gateway.models import Gateway, Models
 from gateway.wire import ENDPOINTS
 
 SHOWN = 200  # characters of a path that are told back
@@ -24,15 +22,6 @@ EXPOSED = (
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
-
-
-class Served(Protocol):
-    """Whose port it is."""
-
-    generation: Generation
-
-    @property
-    def request_ids(self) -> Iterator[str]: ...
 
 
 def cors(origin: bytes) -> list[Header]:
@@ -55,7 +44,7 @@ def unknown(request: Request, error: HTTPException) -> tuple[Refused, list[Heade
     return Refused(METHOD_NOT_ALLOWED, message), [(b"allow", allowed.encode())]
 
 
-def api(gateway: Served) -> Any:
+def api(gateway: Gateway) -> Any:
     """Its ASGI application."""
 
     async def refused(request: Request, error: Exception) -> Response:

@@ -22,12 +22,11 @@ LEAST = 16
 
 @dataclass(slots=True)
 class Member:
-    """One backend of a pool. `drained`: somebody said that it gets no new work."""
+    """One backend of a pool, and who watches it."""
 
     backend: Backend
     watch: Watch
     task: asyncio.Task[None]
-    state: State = State.NEW
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class Roster:
     drained: set[str] = field(default_factory=set)
     leaving: frozenset[str] = frozenset()  # discovery says that they only finish what they have
     members: dict[str, Member] = field(default_factory=dict)
+    told: dict[str, State] = field(default_factory=dict)  # what each was last said to be, whoever watched it then
     search: Search | None = None
     searching: asyncio.Task[None] | None = None
 

@@ -67,6 +67,7 @@ class Server(Section):
     max_connections: Count = option(10_000, "open client connections", ge=1)
     max_header_bytes: Bytes = option(64 * 2**10, "request line and headers of one request", ge=1024)
     header_timeout: Seconds = option(10.0, "from the connection to the end of the headers", gt=0)
+    body_timeout: Seconds = option(300.0, "from the headers to the end of the body, which may pause for 30s", gt=0)
     keep_alive: Seconds = option(75.0, "an idle connection is kept so long; longer than the load balancer's own", gt=0)
     linger: Seconds = option(0.0, "requests are still served so long after SIGTERM, until balancers have noticed")
     drain: Seconds = option(30.0, "then running requests may go on so long")

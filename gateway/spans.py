@@ -54,16 +54,10 @@ def spans(finished: Finished, setting: Setting) -> Iterator[Span]:
     x = finished.exchange
     assert x.trace is not None
     yield _request(finished, x.trace)
-    number = len(x.attempts)
-    waited_since = x.queued_at
+    for number, times in enumerate(x.waits(), len(x.attempts) + 1):
+        yield _span(finished, x.trace, number, "queue", times)
     for attempt in x.attempts:
-        number += 1
-        yield _span(finished, x.trace, number, "queue", (waited_since, attempt.dispatched_at))
-        waited_since = attempt.ended_at
-    if x.queued_at and not x.attempts:
-        yield _span(finished, x.trace, number + 1, "queue", (waited_since, x.ended_at))
-    for number, attempt in enumerate(x.attempts, 1):
-        yield _attempt(finished, x.trace, setting, number, attempt)
+        yield _attempt(finished, x.trace, setting, attempt)
 
 
 def _request(finished: Finished, trace: Trace) -> Span:
@@ -104,8 +98,8 @@ def _request(finished: Finished, trace: Trace) -> Span:
     return span
 
 
-def _attempt(finished: Finished, trace: Trace, setting: Setting, number: int, attempt: Attempt) -> Span:
-    x, backend, decision = finished.exchange, attempt.backend, attempt.decision
+def _attempt(finished: Finished, trace: Trace, setting: Setting, attempt: Attempt) -> Span:
+    x, number, backend, decision = finished.exchange, attempt.number, attempt.backend, attempt.decision
     assert x.call is not None
     last = attempt is x.attempts[-1]
     name = f"{_operation(x)} {x.call.label}"
@@ -130,6 +124,7 @@ def _attempt(finished: Finished, trace: Trace, setting: Setting, number: int, at
             "headrace.prefix.uncached_tokens": decision.uncached_tokens,
             "headrace.waited_for": decision.waited_for,
             "headrace.candidates": len(decision.considered),
+            "headrace.hedge": attempt.hedge or None,
         },
     )
     if last:
@@ -141,7 +136,7 @@ def _attempt(finished: Finished, trace: Trace, setting: Setting, number: int, at
         if at:
             _event(span, finished, event, at)
     rejected = last and attempt.status >= 400
-    if rejected or (attempt.failure and x.fault is not Fault.LEFT):
+    if rejected or (attempt.failure and not attempt.lost and x.fault is not Fault.LEFT):
         message = attempt.failure or f"status {attempt.status}"
         span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=message))
     return span

@@ -13,7 +13,7 @@ from gateway.exchange import Exchange, Metered
 class Parts(NamedTuple):
     """Seconds until the first token, or the end, and what took them: they add up. `gateway` is reading, parsing and
     deciding; `queue` waiting for a backend, pauses before another try included; `connect` and `backend` are summed
-    over all attempts."""
+    over all attempts, the time of two at once once."""
 
     gateway: float
     queue: float
@@ -75,12 +75,14 @@ def parts(x: Exchange) -> Parts:
     """Until the first token of a stream, else until the end."""
     first = x.meter.first_token_at if x.meter is not None else None
     until = x.ended_at if first is None else first
-    connect = backend = 0.0
-    for attempt in x.attempts:
+    connect = backend = since = 0.0
+    for attempt in x.in_order:
         ended = min(attempt.ended_at or until, until)
-        connected = attempt.connected_at or ended
-        connect += connected - attempt.dispatched_at
+        began = max(since, attempt.dispatched_at)
+        connected = max(began, attempt.connected_at or ended)
+        connect += connected - began
         backend += max(0.0, ended - connected)
+        since = max(since, ended)
     queue = x.queue_wait_s
     return Parts(max(0.0, until - x.received_at - queue - connect - backend), queue, connect, backend)
 

@@ -126,7 +126,7 @@ class Versions:
         trial = self._trials.get(model)
         for attempt in x.attempts:
             version = _version(canary, attempt, x)
-            if not version:
+            if not version or attempt.lost:
                 continue
             word, fault = _ending(x, attempt)
             self.requests.values[(model, version, word)] += 1

@@ -1,15 +1,28 @@
 """Whether a failed attempt is tried again: few times, early, elsewhere, and only as a share of the traffic.
 
+A second attempt beside one that is slow to begin (a hedge: Dean and Barroso, The Tail at Scale, 2013) is a retry like
+another.
+
 The budget is a token bucket fed by requests, not by time (Finagle's RetryBudget, Linkerd): when everything fails,
 retries add their share to the load and no more. A floor per second lets quiet pools retry at all.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 
 WINDOW_S = 10.0  # how long unused budget is worth something (Finagle and Linkerd: 10 s)
 BACKOFF_S = 0.025  # the second try comes soon, since it goes elsewhere; later ones wait twice as long each
+
+
+@dataclass(frozen=True, slots=True)
+class Hedging:
+    """A stream of at most `prompt_tokens` that has no event `after_s` seconds from its dispatch may be tried elsewhere,
+    too."""
+
+    after_s: float
+    prompt_tokens: int
 
 
 class RetryBudget:
@@ -42,13 +55,17 @@ class RetryBudget:
         self._deposits += 1
 
     def spend(self) -> None:
-        """The client's own library tries again: one retry of the budget is used up, whoever it was."""
+        """One retry of the budget is used up, whoever makes it: the client's own library, or a hedge."""
         self._spent += 1
+
+    def allows(self, attempt: int, now: float) -> bool:
+        """Whether try number `attempt + 1` may be made. Takes nothing."""
+        self._settle(now)
+        return attempt <= self.retries and self._balance >= 1.0
 
     def after(self, attempt: int, now: float) -> float | None:
         """Seconds to wait before try number `attempt + 1`; None: there is none. Takes from the budget."""
-        self._settle(now)
-        if attempt > self.retries or self._balance < 1.0:
+        if not self.allows(attempt, now):
             return None
         self._balance -= 1.0
         return BACKOFF_S * 2.0 ** (attempt - 1) * self._rng.random()

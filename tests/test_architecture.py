@@ -33,8 +33,13 @@ def modules() -> str:
     return "\n".join(rows) + "\n"
 
 
+def path() -> str:
+    """Of every request, and of each of its attempts."""
+    return "\n\n".join(map(inspect.getsource, (proxy.proxy, proxy.attempt)))
+
+
 def renewed(page: str) -> str:
-    page = PATH.sub(lambda _: inspect.getsource(proxy.proxy), page, count=1)
+    page = PATH.sub(lambda _: path(), page, count=1)
     return LIST.sub(lambda _: modules(), page, count=1)
 
 
@@ -46,7 +51,7 @@ def test_the_page_shows_the_code_as_it_is() -> None:
 
 def test_the_path_is_one_screen() -> None:
     """It can be read without scrolling."""
-    assert len(inspect.getsource(proxy.proxy).splitlines()) <= 40
+    assert len(path().splitlines()) <= 40
 
 
 if __name__ == "__main__":

@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway import assembly
+from gateway.discovery import Cluster, Dns, Kubernetes, Source
+from gateway.metrics import Histogram
+from gateway.roster import Search
 from tests.faults.fakes import DONE, Fake, FakeConnection, Request, completion, event, healthy, silent, well
-from tests.faults.process import GatewayProcess, pool, times
+from tests.faults.process import FULL, GatewayProcess, pool, times
 from tests.faults.rawclient import Response, ask, chat
+from tests.gateway.test_discovery import ApiServer, at, name_server, piece
+from tests.path.house import House
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +102,104 @@ async def test_b057_a_dead_backend_leaves_and_returns(tmp_path: Path) -> None:
         share = (a.hits - before[0]) / (a.hits - before[0] + b.hits - before[1])
         assert 0.4 <= share <= 0.6
         await gateway.settled([a, b])
+
+
+@asynccontextmanager
+async def in_dns(port: int, folder: Path) -> AsyncIterator[tuple[Source, Callable[[bool, list[str]], None]]]:
+    """A name that may be asked for its addresses, and what sets them and whether the name server answers."""
+    async with name_server() as (server, resolver):
+
+        def tell(answers: bool, addresses: list[str]) -> None:
+            server.silent = not answers
+            server.zone = {("vllm.svc", "A"): (1, addresses)}
+
+        yield Dns("vllm.svc", port, resolver), tell
+
+
+@asynccontextmanager
+async def in_kubernetes(port: int, folder: Path) -> AsyncIterator[tuple[Source, Callable[[bool, list[str]], None]]]:
+    """The same of a service. Who is taken out while nobody may watch leaves an endpoint without an address behind."""
+    server = ApiServer()
+    (folder / "token").write_text("secret")
+    async with server.serve() as url:
+
+        def tell(answers: bool, addresses: list[str]) -> None:
+            server.token = "secret" if answers else "another"
+            server.quiet("MODIFIED", piece("s1", at("", ready=True), *(at(each, ready=True) for each in addresses)))
+            server.drop()
+
+        yield Kubernetes(Cluster(url, folder / "token"), "models", "vllm", port, Random(1)), tell
+
+
+def told_of(house: House, url: str) -> list[str]:
+    """The metrics that have a series of a backend."""
+    return [
+        family.name
+        for family in house.gateway.metrics()
+        if any(url in key for key in (family.children if isinstance(family, Histogram) else vars(family)["values"]))
+    ]
+
+
+@pytest.mark.parametrize("found_in", [in_dns, in_kubernetes])
+async def test_b058_who_was_removed_while_nobody_could_ask_is_no_ghost(
+    tmp_path: Path, found_in: Callable[[int, Path], AbstractAsyncContextManager[Any]]
+) -> None:
+    """B058: the source fails, one of two goes meanwhile, the source is back: within its interval no request, no probe
+    and no gauge is the one's that went. When it names nobody nobody is asked, and who asks is told so."""
+    async with (
+        Fake(healthy, control=well) as a,
+        Fake(healthy, control=well, host="127.0.0.2", port=a.port) as b,
+        found_in(a.port, tmp_path) as (source, tell),
+        House(pool(a.url, **WATCHED), [a, b]) as house,
+    ):
+        gateway, settings = house.gateway, house.gateway.settings
+        tell(True, ["127.0.0.1", "127.0.0.2"])
+        make = partial(assembly.backend, settings)
+        search = Search(source, partial(make, "p"), "source")
+        gateway.fleet.plan(assembly.plans(settings), {}, {"p": search}, make)
+        watched = gateway.dispatcher.pools["p"]
+        await house.eventually(lambda: len(watched.backends) == 2 and a.probes and b.probes, "both are found")
+        assert told_of(house, a.url)
+        tell(False, ["127.0.0.2"])
+        await asyncio.sleep(5.0 if FULL else 1.0)
+        assert len(watched.backends) == 2, "who is known stays known while nobody can be asked"
+        assert gateway.not_ready() == "" and (await house.ask(chat())).status == 200
+        tell(True, ["127.0.0.2"])
+        back = time.monotonic()
+        await house.eventually(lambda: list(watched.backends) == [b.url], "the one is gone")
+        assert time.monotonic() - back < 6.0  # a look that was under way, and the next one
+        hits, probes = a.hits, len(a.probes)
+        for _ in range(10):
+            assert (await house.ask(chat())).status == 200
+        await asyncio.sleep(1.2)  # more than the interval of the probes
+        assert (a.hits, len(a.probes), told_of(house, a.url)) == (hits, probes, [])
+        assert gateway.not_ready() == ""
+        tell(True, [])
+        await house.eventually(lambda: not watched.backends, "nobody is left")
+        refused = await house.ask(chat())
+        assert (refused.status, refused.error()["code"]) == (503, "no_backend_available")
+        assert told_of(house, b.url) == []
+        assert house.faults == []
+
+
+async def test_a_backend_that_is_down_is_told_once(tmp_path: Path) -> None:
+    """A reload that changes how it is watched finds it as it was: no second line, and no second ejection."""
+    async with Fake(healthy, control=well) as a, Fake(healthy, control=well) as b:
+        await b.stop()
+        config, http = await administered(tmp_path, a.url, b.url)
+        async with http, GatewayProcess(config, tmp_path) as gateway:
+            await up(gateway, a)
+            await gateway.eventually(lambda: (b.url, "down") in gateway.states, "it is told")
+            config["pools"]["p"] |= {"health": WATCHED["health"] | {"interval": "500ms"}}
+            gateway.write(config)
+            answer = await http.post(f"http://127.0.0.1:{gateway.admin_port}/admin/reload")
+            assert answer.json()["result"] == "applied"
+            probes = len(a.probes)
+            await gateway.eventually(lambda: len(a.probes) > probes + 4, "it is watched on")
+            assert gateway.states.count((b.url, "down")) == 1
+            assert await gateway.metric("headrace_ejections_total", backend=b.url) == 1
+            await b.start()
+            await up(gateway, b)
 
 
 async def test_b059_a_backend_that_is_loading_gets_nothing(tmp_path: Path) -> None:
@@ -305,6 +413,84 @@ async def test_a_backend_that_does_not_serve_the_model_gets_no_traffic_for_it(tm
         assert a.hits == 0
         assert await gateway.metric("headrace_backend_state", backend=a.url, state="wrong_model") == 1
         await gateway.settled([b])
+
+
+async def test_an_adapter_is_asked_of_who_has_loaded_it(tmp_path: Path) -> None:
+    """Two backends with one base model, of which one lists an adapter, too: its requests go there, those of the base
+    model to both; when the other has loaded it as well it takes a part."""
+    loaded = ["m"]
+    models = {"m": {"pool": "p"}, "m-sql": {"pool": "p", "upstream_name": "sql-adapter"}}
+    async with (
+        Fake(healthy, control=lambda request: well(request, "m", "sql-adapter")) as a,
+        Fake(healthy, control=lambda request: well(request, *loaded)) as b,
+        GatewayProcess(pool(a.url, b.url, models=models, engine="openai", **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a, b)
+        for model, hits in (("m-sql", (8, 0)), ("m", (4, 4))):
+            before = a.hits, b.hits
+            assert statuses([await ask(gateway.port, chat(model=model)) for _ in range(8)]) == {200: 8}
+            assert (a.hits - before[0], b.hits - before[1]) == hits, model
+        loaded.append("sql-adapter")
+
+        async def shared() -> bool:
+            before = b.hits
+            await asyncio.gather(*(ask(gateway.port, chat(model="m-sql")) for _ in range(4)))
+            return b.hits > before
+
+        await gateway.eventually(shared, "the other takes a part", timeout_s=10)
+        await gateway.settled([a, b])
+
+
+async def test_engines_are_asked_at_leisure_and_on_one_connection(tmp_path: Path) -> None:
+    """Four times a second, never in step, all on the connection that the probes use; what it costs is told. A backend
+    that is busy with requests is asked all the same, and none of it waits."""
+
+    def engine(request: Request) -> tuple[int, bytes] | None:
+        return well(request) if request.target != "/metrics" else (200, b"vllm:num_requests_running 3\n")
+
+    async with (
+        Fake(healthy, control=engine) as a,
+        GatewayProcess(pool(a.url, engine="vllm", **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a)
+
+        def scrapes() -> list[float]:
+            return [request.at for request in a.probes if request.target == "/metrics"]
+
+        await gateway.eventually(lambda: len(scrapes()) > 12, "a dozen of them", timeout_s=20)
+        assert a.accepts == 1
+        gaps = [later - sooner for sooner, later in pairwise(scrapes())]
+        assert 0.2 < sorted(gaps)[len(gaps) // 2] < 0.5
+        assert len({round(gap, 3) for gap in gaps}) > 3
+        assert await gateway.metric("headrace_scrape_seconds", backend=a.url) > 0
+        assert await gateway.metric("headrace_engine_running_requests", backend=a.url) == 3
+
+
+async def test_where_any_name_is_forwarded_the_backends_say_which_there_are(tmp_path: Path) -> None:
+    """`/v1/models` is the sum of theirs; a request goes to who lists its model, or to anybody where nobody does."""
+    models = {"*": {"pool": "p"}}
+
+    async def listed(gateway: GatewayProcess) -> list[str]:
+        answer = await ask(gateway.port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        return [each["id"] for each in answer.json()["data"]]
+
+    async with (
+        Fake(healthy, control=lambda request: well(request, "x", "both")) as a,
+        Fake(healthy, control=lambda request: well(request, "y", "both")) as b,
+        GatewayProcess(pool(a.url, b.url, models=models, engine="openai", **WATCHED), tmp_path) as gateway,
+    ):
+        await up(gateway, a, b)
+        assert await listed(gateway) == ["both", "x", "y"]
+        one = await ask(gateway.port, b"GET /v1/models/x HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert one.json()["id"] == "x"
+        for model, hits in (("x", (8, 0)), ("y", (0, 8)), ("both", (4, 4)), ("z", (4, 4))):
+            before = a.hits, b.hits
+            assert statuses([await ask(gateway.port, chat(model=model)) for _ in range(8)]) == {200: 8}
+            assert (a.hits - before[0], b.hits - before[1]) == hits, model
+        await b.stop()
+        await gateway.eventually(lambda: (b.url, "down") in gateway.states, "one is down")
+        assert "y" in await listed(gateway)
+        assert (await ask(gateway.port, chat(model="y"))).status == 503
 
 
 async def administered(tmp_path: Path, *urls: str, **told: Any) -> tuple[dict[str, Any], httpx.AsyncClient]:

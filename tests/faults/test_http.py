@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ CONFLICTS = {
     "blank-before-colon": (["Content-Length : 27", "X-A: 1"], BODY),
     "xchunked": (["Transfer-Encoding: xchunked"], CHUNKED),
     "identity": (["Transfer-Encoding: identity"], BODY),
+    "gzip-chunked": (["Transfer-Encoding: gzip, chunked"], CHUNKED),
+    "gzip-then-chunked": (["Transfer-Encoding: gzip", "Transfer-Encoding: chunked"], CHUNKED),
     "chunked-not-last": (["Transfer-Encoding: chunked, gzip"], CHUNKED),
     "chunked-twice": (["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"], CHUNKED),
     "folded-encoding": (["Transfer-Encoding:\r\n chunked"], CHUNKED),
@@ -133,12 +136,12 @@ async def test_b140_what_is_neither_head_nor_body_is_bounded(gateway: GatewayPro
     await gateway.settled([a])
 
 
-async def endless(client: RawClient, data: bytes) -> None:
+async def endless(client: RawClient, data: bytes, pause_s: float = 0.001) -> None:
     """Send until the connection breaks."""
     try:
         while True:
             await client.send(data)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(pause_s)
     except ConnectionError:
         pass
 
@@ -512,3 +515,36 @@ async def test_pages_of_allowed_origins_read_answers_and_errors(tmp_path: Path, 
                 assert response.header("access-control-allow-origin") is None
         assert fake.hits == 1
         await gateway.settled([fake])
+
+
+async def test_one_client_connection_too_many_is_closed(tmp_path: Path) -> None:
+    """`server.max_connections`: who is there is served on, and when one has left there is room for another."""
+    async with Fake(healthy) as a, AsyncExitStack() as stack:
+        config = pool(a.url, server={"max_connections": 3})
+        gateway = await stack.enter_async_context(GatewayProcess(config, tmp_path))
+        clients = [await stack.enter_async_context(RawClient(gateway.port)) for _ in range(3)]
+        assert [(await client.ask(chat())).status for client in clients] == [200] * 3
+        async with RawClient(gateway.port) as another:
+            assert await another.closed(timeout_s=5)
+        assert (await clients[0].ask(chat())).status == 200
+        clients[1].close()
+        await asyncio.sleep(0.2)
+        async with RawClient(gateway.port) as another:
+            assert (await another.ask(chat())).status == 200
+
+
+async def test_a_body_that_trickles_for_ever_is_refused(tmp_path: Path) -> None:
+    """`server.body_timeout`: a byte now and then keeps no request open."""
+    async with (
+        Fake(healthy) as a,
+        GatewayProcess(pool(a.url, server={"body_timeout": "500ms"}), tmp_path) as gateway,
+        RawClient(gateway.port) as client,
+    ):
+        await client.send(post(b"{", "/v1/chat/completions", "Content-Length: 1000"))
+        trickle = asyncio.create_task(endless(client, b" ", 0.05))
+        response = await client.response(timeout_s=5)
+        trickle.cancel()
+        assert (response.status, response.error()["code"]) == (408, "request_timeout")
+        assert "not complete after 0.5 s" in response.error()["message"]
+        assert a.hits == 0
+        await gateway.settled([a], outcomes={"request_timeout": 1})

@@ -14,14 +14,17 @@ from typing import Any
 
 import pytest
 
+from tests.contract.servers import started
 from tests.faults.fakes import DONE, Fake, FakeConnection, event, healthy
-from tests.faults.process import GatewayProcess, pool, times
+from tests.faults.process import BAD_WORDS, DIGEST, KEY, GatewayProcess, pool, times
 from tests.faults.rawclient import RawClient, Response, ask, chat
+from tests.faults.sink import SERVER, Sink, attributes
 
 pytestmark = pytest.mark.anyio
 
 STREAMS, QUEUED = 200, 50
-SERVER = {"admin_token": "env:ADMIN_TOKEN"}
+AUTH = f"Authorization: Bearer {KEY}".encode()
+ADMIN = {"admin_token": "env:ADMIN_TOKEN"}
 
 
 BAD = """\
@@ -100,7 +103,7 @@ def before(*urls: str) -> dict[str, Any]:
         concurrency=STREAMS // len(urls),
         classes=classes,
         timeouts=clocks,
-        server=SERVER,
+        server=ADMIN,
     )
 
 
@@ -164,16 +167,16 @@ async def generation(gateway: GatewayProcess, number: int, timeout_s: float = 10
 
 async def test_a_file_that_asks_for_what_is_not_here_changes_nothing(tmp_path: Path, a: Fake) -> None:
     """It is sound, but this is no cluster. Nothing of it is taken, it is told, and the file is read on."""
-    elsewhere = pool(a.url, server=SERVER, classes={"night": {}})
+    elsewhere = pool(a.url, server=ADMIN, classes={"night": {}})
     elsewhere["pools"]["k"] = {"discovery": {"kubernetes": {"service": "vllm", "port": 8000}}}
     elsewhere["models"] = {name: {"pool": "p"} for name in ("m", "n")} | {"o": {"pool": "k"}}
-    async with GatewayProcess(pool(a.url, server=SERVER), tmp_path) as gateway:
+    async with GatewayProcess(pool(a.url, server=ADMIN), tmp_path) as gateway:
         gateway.write(elsewhere)
         await gateway.eventually(lambda: "works in a cluster only" in gateway.log, "the log tells it")
         assert await gateway.metric("headrace_config_last_reload_successful") == 0
         assert await gateway.metric("headrace_config_generation") == 1
         assert (await ask(gateway.port, chat(model="n"))).status == 404
-        gateway.write(pool(a.url, server=SERVER, classes={"night": {}}))
+        gateway.write(pool(a.url, server=ADMIN, classes={"night": {}}))
 
         async def good() -> bool:
             return await gateway.metric("headrace_config_last_reload_successful") == 1
@@ -184,7 +187,7 @@ async def test_a_file_that_asks_for_what_is_not_here_changes_nothing(tmp_path: P
 
 async def test_a_pipe_in_place_of_the_file_holds_nothing_up(tmp_path: Path, a: Fake) -> None:
     """It is refused like a bad file; the next good file is taken, and the process ends when it should."""
-    async with GatewayProcess(pool(a.url, server=SERVER), tmp_path) as gateway:
+    async with GatewayProcess(pool(a.url, server=ADMIN), tmp_path) as gateway:
         gateway.path.unlink()
         os.mkfifo(gateway.path)
         answer = (await gateway.admin("/admin/reload", "POST")).json()
@@ -192,7 +195,7 @@ async def test_a_pipe_in_place_of_the_file_holds_nothing_up(tmp_path: Path, a: F
             "failed",
             "is a pipe, which can be read at the start only",
         )
-        assert (await gateway.reloaded(pool(a.url, server=SERVER, classes={"night": {}})))["result"] == "applied"
+        assert (await gateway.reloaded(pool(a.url, server=ADMIN, classes={"night": {}})))["result"] == "applied"
 
 
 async def test_a_file_that_changes_is_taken(tmp_path: Path, a: Fake, b: Fake) -> None:
@@ -200,8 +203,8 @@ async def test_a_file_that_changes_is_taken(tmp_path: Path, a: Fake, b: Fake) ->
     reads it, too. A bad one is told, and the same good one again is no new generation."""
     folder = tmp_path / "mounted"
     folder.mkdir()
-    async with GatewayProcess(pool(a.url, server=SERVER), tmp_path) as gateway:
-        gateway.write(pool(b.url, server=SERVER))
+    async with GatewayProcess(pool(a.url, server=ADMIN), tmp_path) as gateway:
+        gateway.write(pool(b.url, server=ADMIN))
         await generation(gateway, 2)
         assert (await ask(gateway.port, chat())).status == 200
         assert (a.hits, b.hits) == (0, 1)
@@ -225,7 +228,7 @@ async def test_a_file_that_changes_is_taken(tmp_path: Path, a: Fake, b: Fake) ->
 
 async def test_a_configmap_is_taken_when_its_links_are_swapped(tmp_path: Path, a: Fake, b: Fake) -> None:
     """As the kubelet does it: headrace.yaml -> ..data/headrace.yaml, ..data -> ..2026_1, and then -> ..2026_2."""
-    gateway = GatewayProcess(pool(a.url, server=SERVER), tmp_path)
+    gateway = GatewayProcess(pool(a.url, server=ADMIN), tmp_path)
     for number, url in ((1, a.url), (2, b.url)):
         (tmp_path / f"..2026_{number}").mkdir()
         text = json.dumps(gateway.config).replace(a.url, url)
@@ -244,8 +247,8 @@ async def test_a_configmap_is_taken_when_its_links_are_swapped(tmp_path: Path, a
 
 async def test_what_only_a_restart_brings_is_named(tmp_path: Path, a: Fake) -> None:
     """The rest of the file is taken; the answer, the admin API and a metric go on telling what waits."""
-    async with GatewayProcess(pool(a.url, server=SERVER), tmp_path) as gateway:
-        server = SERVER | {"listen": "127.0.0.1:1", "drain": "7s"}
+    async with GatewayProcess(pool(a.url, server=ADMIN), tmp_path) as gateway:
+        server = ADMIN | {"listen": "127.0.0.1:1", "drain": "7s"}
         answer = await gateway.reloaded(pool(a.url, server=server))
         assert answer["restart_needed"] == ["~ server.listen: 127.0.0.1:0 -> 127.0.0.1:1"]
         assert "~ server.drain: 30s -> 7s" in answer["changes"]
@@ -254,18 +257,64 @@ async def test_what_only_a_restart_brings_is_named(tmp_path: Path, a: Fake) -> N
         assert answer["restart_needed"] == ["~ server.listen: 127.0.0.1:0 -> 127.0.0.1:1"]
         assert answer["changes"] == ["~ server.drain: 7s -> 8s"]
         assert await gateway.metric("headrace_config_restart_pending") == 1
-        answer = await gateway.reloaded(pool(a.url, server=SERVER))
+        answer = await gateway.reloaded(pool(a.url, server=ADMIN))
         assert answer["restart_needed"] == []
         await gateway.settled([a], sent=1)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_b162_a_stream_without_end_holds_nothing_up(tmp_path: Path, again: bool) -> None:
+    """B162: it runs, and another client keeps a connection open, when the process is told to end: it does within its
+    drain, or at once when it is told again. The span of the stream has gone out, and the tenant's place in the shared
+    store is free for the next process."""
+
+    async def endless(connection: FakeConnection) -> None:
+        await connection.request()
+        await connection.stream_head()
+        while True:
+            await connection.chunk(event("x"))
+            await asyncio.sleep(0.05)
+
+    drain_s = 30 if again else 1
+    (tmp_path / "next").mkdir()
+    with started("valkey", tmp_path) as store:
+        async with Sink() as sink, Fake(endless) as a:
+            tenants = {"t": {"keys": [{"sha256": DIGEST}], "limits": {"concurrent": 1}}}
+            config = pool(a.url, tenants=tenants, server={"drain": f"{drain_s}s"})
+            config |= {"state": {"url": store.url}, "telemetry": {"otlp": sink.url, "sample": "100%"}}
+            async with GatewayProcess(config, tmp_path) as gateway, RawClient(gateway.port) as idle:
+                assert (await idle.ask(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + AUTH + b"\r\n\r\n")).status == 200
+                async with RawClient(gateway.port) as client:
+                    await client.send(chat(AUTH.decode(), stream=True))
+                    await client.response(until=b"x")
+                    assert (await ask(gateway.port, chat(AUTH.decode()))).status == 429
+                    gateway.signal(signal.SIGTERM)
+                    told = time.monotonic()
+                    if again:
+                        await gateway.eventually(lambda: not_ready(gateway), "it drains")
+                        gateway.signal(signal.SIGTERM)
+                    assert await gateway.wait(drain_s + 5) == 0
+                    assert time.monotonic() - told < min(drain_s, 10) + 5
+                assert [line["outcome"] for line in gateway.lines] == ["concurrency_limit", "shutting_down"]
+                assert not any(word in gateway.log for word in BAD_WORDS)
+            streams = [span for span in sink.of_kind(SERVER) if attributes(span)["headrace.outcome"] == "shutting_down"]
+            assert len(streams) == 1
+            await a.play(healthy)
+            async with GatewayProcess(config, tmp_path / "next") as gateway:
+                assert (await ask(gateway.port, chat(AUTH.decode()))).status == 200
+
+
+async def not_ready(gateway: GatewayProcess) -> bool:
+    return (await gateway.get("/readyz")).status_code == 503
 
 
 async def test_b165_nothing_is_left_of_a_configuration_that_is_gone(tmp_path: Path, a: Fake, b: Fake) -> None:
     """B165: many reloads, backend sets in turn, optional keys left out, every fifth file no YAML. Who was taken out is
     asked for nothing any more and its connections are closed; descriptors and threads stay; a bad file is counted, and
     the gateway stays ready."""
-    full = pool(a.url, server=SERVER, routing="round_robin")
+    full = pool(a.url, server=ADMIN, routing="round_robin")
     bare = {
-        "server": SERVER,
+        "server": ADMIN,
         "pools": {"p": {"backends": [{"url": b.url, "concurrency": 16}]}},
         "models": {"m": {"pool": "p"}},
     }
@@ -299,8 +348,8 @@ async def test_b165_nothing_is_left_of_a_configuration_that_is_gone(tmp_path: Pa
 
 async def test_reloads_at_once_are_taken_one_after_the_other(tmp_path: Path, a: Fake) -> None:
     """Four answers, none of them older than the file that was there when it was asked for."""
-    async with GatewayProcess(pool(a.url, server=SERVER), tmp_path) as gateway:
-        gateway.write(pool(a.url, server=SERVER, concurrency=3))
+    async with GatewayProcess(pool(a.url, server=ADMIN), tmp_path) as gateway:
+        gateway.write(pool(a.url, server=ADMIN, concurrency=3))
         answers = await asyncio.gather(*(gateway.admin("/admin/reload", "POST") for _ in range(4)))
         found = [answer.json() for answer in answers]
         assert sorted(each["result"] for each in found) == ["applied"] + ["unchanged"] * 3
@@ -311,7 +360,7 @@ async def test_reloads_at_once_are_taken_one_after_the_other(tmp_path: Path, a: 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 async def test_a_reload_is_asked_for_by_post(tmp_path: Path, a: Fake, method: str) -> None:
     """Nothing that fetches addresses sets it off."""
-    async with GatewayProcess(pool(a.url, server=SERVER), tmp_path) as gateway:
+    async with GatewayProcess(pool(a.url, server=ADMIN), tmp_path) as gateway:
         gateway.path.write_text("nothing")
         assert (await gateway.admin("/admin/reload", method)).status_code == 405
         await gateway.settled([a])

@@ -211,6 +211,23 @@ async def test_an_upstreams_retry_after_is_honoured(tmp_path: Path) -> None:
             assert a.hits == 1 or time.monotonic() - begun > 2.0
 
 
+async def test_nothing_is_tried_again_when_its_time_is_over(tmp_path: Path) -> None:
+    """Past the deadline of the request the failure is told, and not that the deadline cannot be met."""
+
+    async def late(connection: FakeConnection) -> None:
+        await connection.request()
+        await asyncio.sleep(0.4)
+        await connection.answer(b"{}", "503 Service Unavailable")
+
+    async with Fake(late) as a, Fake(late) as b, GatewayProcess(pool(a.url, b.url), tmp_path) as gateway:
+        answer = await ask(gateway.port, chat("X-Headrace-Deadline: 200ms"))
+        assert (answer.status, answer.header("x-headrace-reason")) == (503, None)
+        assert a.hits + b.hits == 1
+        assert (await ask(gateway.port, chat("X-Headrace-Deadline: 5s"))).status == 503
+        assert a.hits + b.hits == 3
+        await gateway.settled(outcomes={"upstream_error": 2})
+
+
 async def test_the_sdks_own_retries_use_the_budget_up(tmp_path: Path) -> None:
     """Each counts as one of ours; when there is none left a failure is told at once."""
     async with (

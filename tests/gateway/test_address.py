@@ -65,6 +65,11 @@ METADATA = [
     "http://0xA9FEA9FE",
     "http://0251.0376.0251.0376",
     "http://169.254.43518",
+    "http://100.100.100.200",
+    "http://metadata.google.internal",
+    "http://METADATA.google.internal.:80/computeMetadata",
+    "http://metadata",
+    "http://instance-data.ec2.internal",
 ]
 
 

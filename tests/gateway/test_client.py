@@ -4,6 +4,7 @@ leaving."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -36,14 +37,15 @@ def connect(infer: Callable[[Turn], Awaitable[None]]) -> Wire:
 class Case:
     """One request: what it brings, and what a test does with it."""
 
-    def __init__(self, buffers: Buffers | None = None) -> None:
+    def __init__(self, buffers: Buffers | None = None, body_s: float = 60.0) -> None:
+        self.body_s = body_s
         self.buffers = buffers or Buffers(10_000)
         self.results: list[Any] = []
         self.wire = self._connect()
 
     def _connect(self) -> Wire:
         async def infer(turn: Turn) -> None:
-            with Client(turn, buffers=self.buffers, max_body=LIMIT, clock=lambda: 0.0) as client:
+            with Client(turn, buffers=self.buffers, max_body=LIMIT, body_s=self.body_s, clock=time.monotonic) as client:
                 try:
                     self.results.append(await client.body())
                     self.results.append(self.buffers.used)
@@ -128,6 +130,19 @@ async def test_a_body_that_pauses_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.anyio
+async def test_a_body_that_trickles_is_given_up() -> None:
+    """However often a byte of it comes."""
+    case = Case(body_s=0.2)
+    await case.sends(head(b"Content-Length: 1000"))
+    async with asyncio.timeout(10):
+        while not case.results:
+            await case.sends(b"x")
+            await asyncio.sleep(0.01)
+    assert case.reason == "request_timeout" and "was not complete after 0.2 s" in str(case.results[0])
+    assert case.buffers.used == 0
+
+
+@pytest.mark.anyio
 async def test_a_client_that_leaves_with_its_body_unsent() -> None:
     """Nobody is told, and nothing is kept."""
     case = await Case().sends(head(b"Content-Length: 10") + b"01234")
@@ -189,7 +204,7 @@ def addressed(headers: Iterable[Header], query: bytes = b"") -> Call:
     carrier: Any = SimpleNamespace(parser=Parser(), transport=None, headers=list(headers))
     turn = Turn(carrier, ENDPOINT, query, expects_continue=False)
     call = Call(ENDPOINT, "m", "m", "p", [b""])
-    return Client(turn, buffers=Buffers(1), max_body=1, clock=lambda: 0.0).address(call, "req_1")
+    return Client(turn, buffers=Buffers(1), max_body=1, body_s=60.0, clock=lambda: 0.0).address(call, "req_1")
 
 
 OURS = [(b"accept-encoding", b"identity"), (b"x-request-id", b"req_1")]
@@ -271,7 +286,7 @@ def presence(run: Callable[[Client], Awaitable[None]]) -> list[str]:
     told: list[str] = []
 
     async def infer(turn: Turn) -> None:
-        client = Client(turn, buffers=Buffers(10), max_body=10, clock=lambda: 0.0)
+        client = Client(turn, buffers=Buffers(10), max_body=10, body_s=60.0, clock=lambda: 0.0)
         try:
             await run(client)
             told.append("done")

@@ -55,6 +55,20 @@ def test_parts_of_a_second_try_count_both_backends() -> None:
     assert parts(x) == pytest.approx(Parts(0.1, 0.1, 0.1, 0.7))
 
 
+def test_the_time_of_two_attempts_at_once_counts_once() -> None:
+    """The first is slow from 100.1 to 100.8; the second begins at 100.5 and brings the first token at 100.8. Which of
+    the two it was that lost makes no difference to where the time went."""
+    slow, fast = attempt(100.1, 100.2, 100.8), attempt(100.5, 100.6, 102.0)
+    slow.lost, fast.hedge, fast.number = True, True, 2
+    x = exchange(slow, fast, meter=Scripted(100.8, 101.5), ended=102.0)
+    assert parts(x) == pytest.approx(Parts(0.1, 0.0, 0.1, 0.6))
+    slow.lost, fast.lost = False, True
+    slow.ended_at, fast.ended_at = 102.0, 100.8
+    y = exchange(fast, slow, meter=Scripted(100.8, 101.5), ended=102.0)
+    assert parts(y) == pytest.approx(Parts(0.1, 0.0, 0.1, 0.6))
+    assert list(y.waits()) == [(100.1, 100.1)]
+
+
 def test_waiting_in_vain_for_another_try_is_waiting() -> None:
     """The time after a failed attempt is nobody's but the queue's, and who leaves then leaves it."""
     x = exchange(attempt(100.1, 100.2, 100.6, "upstream_error"), ended=105.6)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +22,8 @@ from tests.path.house import AtAwait, House, Wire
 
 pytestmark = pytest.mark.anyio
 
+HEDGE_S = 0.004
+TWO: dict[str, Any] = {"stream": True, "backends": 2, "attempts": 2, "hedged": True}
 MOST_AWAITS = 60  # more than any request here has: the sweep must come to an end by itself
 
 
@@ -107,6 +110,27 @@ async def long_body(connection: FakeConnection) -> None:
     await connection.last_chunk()
 
 
+def two(first: Script, second: Script) -> Script:
+    """The first connection plays one script, the next the other, whichever backends they reach; then all is well. What
+    stops when it is closed may wait till then."""
+    turns = [first, second]
+
+    async def script(connection: FakeConnection) -> None:
+        await (turns.pop(0) if turns else healthy)(connection)
+
+    return script
+
+
+def late(script: Script) -> Script:
+    """The same after some time, in which a second attempt begins."""
+
+    async def later(connection: FakeConnection) -> None:
+        await asyncio.sleep(2.5 * HEDGE_S)
+        await script(connection)
+
+    return later
+
+
 @dataclass(frozen=True)
 class Scene:
     """What the backends do, how the request is sent, what else happens, and how it ends undisturbed."""
@@ -122,6 +146,7 @@ class Scene:
     status: int = 200
     attempts: int = 1
     awaits: int = 2  # at least: the connection, and the answer
+    hedged: bool = False
 
 
 SCENES = {
@@ -145,17 +170,37 @@ SCENES = {
     "long answer": Scene(lambda: long_body),
     "long answer, slow reader": Scene(lambda: long_body, slow=True),
 }
+HEDGED = {
+    "the second wins": Scene(lambda: two(silent_after_head, halting), **TWO),
+    "the first wins": Scene(lambda: two(late(halting), silent_after_head), **TWO),
+    "both at a time": Scene(lambda: two(late(halting), late(halting)), **TWO),
+    "the first fails": Scene(lambda: two(late(failing(1)), late(halting)), **TWO),
+    "the second fails": Scene(lambda: two(late(late(halting)), failing(1)), **TWO),
+    "both fail": Scene(lambda: two(late(failing(1)), late(failing(1))), **(TWO | {"status": 503})),
+    "the winner breaks": Scene(lambda: two(silent_after_head, cutting), **TWO),
+}
 HOW = ("cancelled", "cancelled late", "left", "left late", "cancelled and left", "stopped", "stopped late")
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", SCENES | HEDGED)
 async def test_a_request_that_ends_at_its_nth_await_leaves_nothing(name: str, how: str) -> None:
     """In every phase, by cancellation, leaving or stopping, at the await or just as it is over."""
-    scene = SCENES[name]
+    await swept((SCENES | HEDGED)[name], how, interrupted)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", HEDGED)
+async def test_a_request_that_ends_at_the_nth_await_of_its_second_attempt_leaves_nothing(name: str, how: str) -> None:
+    """The same, seen from the task beside the request's own."""
+    await swept(HEDGED[name], how, partial(interrupted, beside=True))
+
+
+async def swept(scene: Scene, how: str, interrupted: Callable[[House, Scene, int, str], Awaitable[bool]]) -> None:
     async with Fake(healthy, narrow=True) as a, Fake(healthy) as b:
         fakes = [a, b][: scene.backends]
-        config = pool(*(fake.url for fake in fakes), concurrency=1, retries={"budget": "100%"})
+        retries = {"budget": "100%"} | ({"hedge": {"after": f"{HEDGE_S * 1000:g}ms"}} if scene.hedged else {})
+        config = pool(*(fake.url for fake in fakes), concurrency=1, retries=retries)
         for n in range(1, MOST_AWAITS):
             script = scene.script()
             for fake in fakes:
@@ -169,8 +214,9 @@ async def test_a_request_that_ends_at_its_nth_await_leaves_nothing(name: str, ho
         assert scene.awaits < n < MOST_AWAITS - 1
 
 
-async def interrupted(house: House, scene: Scene, n: int, how: str) -> bool:
-    """One request that ends at its n-th await; False if it completed before."""
+async def interrupted(house: House, scene: Scene, n: int, how: str, *, beside: bool = False) -> bool:
+    """One request that ends at its n-th await, or with `beside` at that of its second attempt; False if it completed
+    before."""
     if scene.warm:
         assert (await house.ask(chat())).status == 200
     holder = await held(house) if scene.holder else None
@@ -179,12 +225,19 @@ async def interrupted(house: House, scene: Scene, n: int, how: str) -> bool:
     wire.taking = not scene.slow
     drive: AtAwait | None = None
 
-    def around(coroutine: Any) -> AtAwait:
+    def driven(coroutine: Any, task: asyncio.Task[Any]) -> AtAwait:
         nonlocal drive
-        task = asyncio.current_task()
-        assert task is not None
         drive = AtAwait(coroutine, n, partial(end, house, wire, task, how), late=how.endswith("late"))
         return drive
+
+    async def around(coroutine: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if beside:
+            with seconds(lambda second: driven(second, task)):
+                await coroutine
+        else:
+            await driven(coroutine, task)
 
     house.around = around
     await send(wire, chat("X-Request-Id: swept", stream=scene.stream, user="u" * scene.body_bytes), scene.pieces)
@@ -205,13 +258,33 @@ async def interrupted(house: House, scene: Scene, n: int, how: str) -> bool:
         assert line["outcome"] not in ("client_disconnect", "shutting_down")
     elif how.startswith("cancelled"):
         assert line["outcome"] == "shutting_down"
-    elif "left" in how and b'"stop"' not in wire.sent:  # who has the finish reason has its whole answer
+    elif "left" in how and not any(word in wire.sent for word in (b'"stop"', b'"error"')):
+        # who has the finish reason, or was told of a break, has its whole answer
         assert line["outcome"] == "client_disconnect"
     assert line["outcome"] != "internal_error"
     wire.leave()
     if not how.startswith("stopped"):
         await served(house)
     return fired
+
+
+@contextmanager
+def seconds(drive: Callable[[Any], Awaitable[None]]) -> Iterator[None]:
+    """Second attempts that begin are driven by `drive`."""
+
+    async def driven(coroutine: Any) -> None:
+        await drive(coroutine)
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **told: Any) -> asyncio.Task[Any]:
+        second = coroutine.__name__ == "_try_beside"
+        return asyncio.Task(driven(coroutine) if second else coroutine, loop=loop, **told)
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(make)
+    try:
+        yield
+    finally:
+        loop.set_task_factory(None)
 
 
 def end(house: House, wire: Wire, task: asyncio.Task[Any], how: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -140,6 +142,18 @@ def test_a_port_in_use_is_named(stack: ExitStack, backend: str, tmp_path: Path, 
     ended = run("serve", "-c", str(path))
     assert ended.returncode == 1
     assert "server.listen" in ended.stderr
+
+
+def test_too_few_file_descriptors_are_told(tmp_path: Path) -> None:
+    """Where fewer connections fit than the file promises: with exit code 1, and both ways out."""
+    path = tmp_path / "headrace.yaml"
+    free = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
+    path.write_text(json.dumps(pool("http://127.0.0.1:1", server=free | {"max_connections": 10_000})))
+    shell = f"ulimit -n 1000; exec {sys.executable} -m gateway.cli serve -c {path}"
+    ended = subprocess.run(["bash", "-c", shell], check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "needs 20256 file descriptors, and the system allows 1000" in ended.stderr
+    assert "ulimit -Hn" in ended.stderr and "set it to 372" in ended.stderr
 
 
 @pytest.mark.parametrize(
