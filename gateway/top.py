@@ -118,12 +118,13 @@ def drawn(now: Picture) -> Group:
 
 def _head(now: Picture) -> Text:
     draining = "  DRAINING" if now["draining"] else ""
+    workers = f"  {now['workers']} workers" if "workers" in now else ""
     up = time.strftime("%j %H:%M:%S", time.gmtime(now["uptime_s"]))
     days = int(up[:3]) - 1
     shown = f"{days} d {up[4:]}" if days else up[4:]
     return Text(
         f"headrace {now['version']}  up {shown}  configuration {now['generation']}  limits: {now['limiter']}  "
-        f"{now['open_requests']} open, {now['open_streams']} streams{draining}",
+        f"{now['open_requests']} open, {now['open_streams']} streams{workers}{draining}",
         style="bold",
     )
 
