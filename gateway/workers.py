@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,12 @@ logger = logging.getLogger("headrace")
 
 
 class Worker:
-    """One process. `name` is another one for each that had this seat."""
+    """One process. `name` is another one for each that had this seat; `holds` is the version of its orders."""
 
-    def __init__(self, seat: int, admin: Path, process: Process) -> None:
+    def __init__(self, seat: int, admin: Path, process: Process, holds: int) -> None:
         self.seat = seat
         self.process = process
+        self.holds = holds
         self.name = f"{seat}/{process.pid}"
         self.hearing = asyncio.Lock()  # what was asked later is heard later
         transport = httpx.AsyncHTTPTransport(uds=str(admin))
@@ -136,11 +137,14 @@ class Crew:
             self.sum.tell(worker.name, unpacked(answer.content))
 
     async def spread(self) -> None:
-        """Every worker takes the configuration of the orders. One that does not is started again, and then has it."""
+        """Every worker has the orders when this returns. One that does not take them is started again, and has them
+        then."""
         async with self._spreading:
-            await asyncio.gather(*(self._bring(worker, ()) for worker in self.up.values()))
+            late = [worker for worker in self.up.values() if worker.holds != self._orders.version]
+            await asyncio.gather(*(self._bring(worker) for worker in late))
 
-    async def _bring(self, worker: Worker, changes: Iterable[tuple[str, str, str]]) -> None:
+    async def _bring(self, worker: Worker) -> None:
+        worker.holds, changes = self._orders.version, self._orders.changes
         answer = await worker.ask("POST", "/take", content=self._orders.text.encode(), timeout=TAKE_S)
         if answer is None or answer.status_code != httpx.codes.OK:
             said = answer.text if answer is not None else "no answer"
@@ -171,15 +175,15 @@ class Crew:
 
     async def _run(self, seat: int) -> int:
         """One worker from start to end. Returns how it ended."""
-        admin, version = self._folder / f"{seat}.sock", self._orders.version
+        admin = self._folder / f"{seat}.sock"
         admin.unlink(missing_ok=True)
         async with _process(self._log) as process:
-            worker = self._running[seat] = Worker(seat, admin, process)
+            worker = self._running[seat] = Worker(seat, admin, process, self._orders.version)
             try:
                 assert process.stdin is not None and process.stdout is not None
                 process.stdin.write(self._orders.order(admin))
                 if await process.stdout.readline():
-                    await self._join(worker, version)
+                    await self._join(worker)
                 return await process.wait()
             finally:
                 self._running.pop(seat)
@@ -187,11 +191,10 @@ class Crew:
                 self.sum.end(worker.name)
                 await worker.client.aclose()
 
-    async def _join(self, worker: Worker, version: int) -> None:
+    async def _join(self, worker: Worker) -> None:
         """It serves. What was ordered while it began is made up for before it counts as one of them."""
-        while version != self._orders.version and worker.process.returncode is None:
-            version = self._orders.version
-            await self._bring(worker, self._orders.changes)
+        while worker.holds != self._orders.version and worker.process.returncode is None:
+            await self._bring(worker)
         if worker.process.returncode is None:
             self.up[worker.seat] = worker
         if len(self.up) == self.count:
