@@ -5,11 +5,10 @@ None of it waits for anything but the event loop.
 
 from __future__ import annotations
 
-import hmac
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
-from hashlib import sha256
 from itertools import chain
 from typing import Any, Protocol
 
@@ -20,25 +19,24 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway import assembly, page, wire
-from gateway.answers import openai_error
 from gateway.board import Board, Shown
 from gateway.errors import INVALID_REQUEST, UNKNOWN_URL, GatewayError, Refused
 from gateway.exchange import Exchange
 from gateway.exposition import content_type, exposed
 from gateway.feed import Events, Feed
 from gateway.fleetadmin import change, listed
+from gateway.guard import Handler, guarded, outcome, refused, standing, told, write, written
 from gateway.ledger import Ledger, as_csv, iso
 from gateway.metrics import Family
 from gateway.overview import overview
-from gateway.problem import document
-from gateway.reload import Reloader, Report
+from gateway.reload import Reloader
+from gateway.summed import packed
 from gateway.units import instant
 
 MAX_BODY = 8 * 2**20  # of a request to be explained
 LAST = 2**40  # seconds: later than anything
-Handler = Callable[[Request], Awaitable[Response]]
-
-_write = msgspec.json.Encoder().encode
+Change = tuple[str, str, str]
+"""Of a pool's backends: an action, the pool, the URL."""
 
 
 class Named(msgspec.Struct):
@@ -64,30 +62,46 @@ class Admin:
         self._subject = subject
         self._reloader = reloader
         self.board = Board(subject, time.time)
-        self.feed = Feed(lambda: _write(self.board.look()))
+        self.feed = Feed(lambda: write(self.board.look()))
 
     def application(self) -> Starlette:
         """The ASGI application of the admin port."""
-        return Starlette(
-            routes=[
-                Route("/healthz", self.healthz),
-                Route("/livez", self.healthz),
-                Route("/readyz", self.readyz),
-                Route("/metrics", self.metrics),
-                Route("/admin/explain", self._guarded(self.explain), methods=["POST"]),
-                Route("/admin/tenants", self._guarded(self.tenants)),
-                Route("/admin/backends", self._guarded(self.backends)),
-                Route("/admin/backends/{action}", self._guarded(self.change_backends), methods=["POST"]),
-                Route("/admin/canary", self._guarded(self.canary)),
-                Route("/admin/usage", self._guarded(self.usage)),
-                Route("/admin/config", self._guarded(self.config)),
-                Route("/admin/reload", self._guarded(self.reload), methods=["POST"]),
-                Route("/admin/live", self._guarded(self.live)),
-                Route("/admin/recent/{number:int}", self._guarded(self.recent)),
-                *page.routes(),
-            ],
-            exception_handlers={GatewayError: _refused},
-        )
+        guard = partial(guarded, lambda: self._subject.generation.settings)
+        routes = [
+            Route("/healthz", self.healthz),
+            Route("/livez", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+            *self._inner(guard),
+            Route("/admin/config", guard(self.config)),
+            Route("/admin/reload", guard(self.reload), methods=["POST"]),
+            Route("/admin/live", guard(self.live)),
+            *page.routes(),
+        ]
+        return Starlette(routes=routes, exception_handlers={GatewayError: refused})
+
+    def private(self) -> Starlette:
+        """The ASGI application of a socket that nobody but a worker's supervisor can reach: it asks for no token."""
+        routes = [
+            Route("/readyz", self.readyz),
+            Route("/families", self.families),
+            Route("/picture", self.picture),
+            Route("/take", self.take, methods=["POST"]),
+            *self._inner(lambda handler: handler),
+        ]
+        return Starlette(routes=routes, exception_handlers={GatewayError: refused})
+
+    def _inner(self, guard: Callable[[Handler], Handler]) -> list[Route]:
+        """What one process can say of itself, and do."""
+        return [
+            Route("/admin/explain", guard(self.explain), methods=["POST"]),
+            Route("/admin/tenants", guard(self.tenants)),
+            Route("/admin/backends", guard(self.backends)),
+            Route("/admin/backends/{action}", guard(self.change_backends), methods=["POST"]),
+            Route("/admin/canary", guard(self.canary)),
+            Route("/admin/usage", guard(self.usage)),
+            Route("/admin/recent/{number:int}", guard(self.recent)),
+        ]
 
     async def healthz(self, _: Request) -> Response:
         """The process lives."""
@@ -123,34 +137,44 @@ class Admin:
         x.identify(tenant, wire.parse(endpoint, kind, body, subject.generation.catalog, tenant))
         assert x.call is not None
         told = {"pool": x.call.pool, "model": x.call.label, "class": x.class_, "prompt_bytes": x.call.prompt_bytes}
-        answer = _write({**told, "decision": subject.dispatcher.explain(x)})
+        answer = write({**told, "decision": subject.dispatcher.explain(x)})
         return Response(answer, media_type="application/json")
 
     async def tenants(self, _: Request) -> Response:
         """`GET /admin/tenants`: what each may use, and what it uses of it now."""
         subject = self._subject
         told = overview(subject.generation, subject.quota, subject.doors, subject.active, time.time())
-        return _json({"tenants": told})
+        return written({"tenants": told})
 
     async def backends(self, _: Request) -> Response:
         """`GET /admin/backends`: what each is now and why, and what its engine says."""
-        return _json({"backends": listed(self._subject.fleet, self._subject.clock())})
+        return written({"backends": listed(self._subject.fleet, self._subject.clock())})
 
     async def change_backends(self, request: Request) -> Response:
         """`POST /admin/backends/add|remove|drain|undrain` with `{"url": URL, "pool": NAME}`."""
-        subject, action = self._subject, request.path_params["action"]
+        action = request.path_params["action"]
         if action not in ("add", "remove", "drain", "undrain"):
             raise Refused(UNKNOWN_URL, f"A backend can be added, removed, drained or undrained, not {action!r}.")
         try:
-            told = msgspec.json.decode(await request.body(), type=Named)
+            named = msgspec.json.decode(await request.body(), type=Named)
         except msgspec.DecodeError as error:
             raise Refused(INVALID_REQUEST, f"The body names a backend: {error}.") from error
+        return written(self._change(action, named.pool, named.url))
+
+    def _change(self, action: str, pool: str | None, url: str) -> dict[str, Any]:
+        subject = self._subject
         make = partial(assembly.backend, subject.generation.settings)
-        return _json(change(subject.fleet, action, told.pool, told.url, make, subject.clock()))
+        return change(subject.fleet, action, pool, url, make, subject.clock())
+
+    def replay(self, changes: Iterable[Change]) -> None:
+        """Make changes again that were made before this process began. What they need not change is passed over."""
+        for each in changes:
+            with suppress(Refused):
+                self._change(*each)
 
     async def canary(self, _: Request) -> Response:
         """`GET /admin/canary`: how each canary compares with what it would replace, as far as this process saw."""
-        return _json({"canaries": self._subject.telemetry.versions.told()})
+        return written({"canaries": self._subject.telemetry.versions.told()})
 
     async def usage(self, request: Request) -> Response:
         """`GET /admin/usage[?from=TIME][&to=TIME][&by=hour][&format=csv]`: what tenants used of which models, in whole
@@ -161,57 +185,46 @@ class Admin:
         rows = ledger.rows(begin, end, hourly=hourly)
         if asked.get("format") == "csv" or "text/csv" in request.headers.get("accept", ""):
             return Response(as_csv(rows, hourly=hourly), media_type="text/csv")
-        return _json({"since": iso(ledger.since), "rows": rows})
+        return written({"since": iso(ledger.since), "rows": rows})
 
     async def config(self, _: Request) -> Response:
         """`GET /admin/config`: what holds, and what came of the last attempt to change it. Secrets are references."""
-        settings = self._subject.generation.settings.model_dump(mode="json", exclude_none=True)
-        return _json(_outcome(self._reloader.last) | {"configuration": settings})
+        return written(standing(self._reloader.last, self._subject.generation.settings))
 
     async def reload(self, _: Request) -> Response:
         """`POST /admin/reload`: read the file now. 422, and everything as it was, if it is bad."""
         report = await self._reloader.reload("admin")
-        return _json(_outcome(report), 422 if report.problems else 200)
+        return written(outcome(report), 422 if report.problems else 200)
 
     async def live(self, _: Request) -> Response:
         """`GET /admin/live`: what the console shows, as one server-sent event a second."""
         if self.feed.full:
-            return _told(503, "Too many watch already, or the gateway stops.", "too_many_viewers")
+            return told(503, "Too many watch already, or the gateway stops.", "too_many_viewers")
         return Events(self.feed)  # type: ignore[return-value]  # any ASGI application is answer enough
+
+    async def families(self, _: Request) -> Response:
+        """`GET /families`: the metrics, for adding up."""
+        subject, began_at = self._subject, self._subject.clock()
+        body = packed(subject.metrics())
+        subject.vitals.scraped(subject.clock() - began_at)
+        return Response(body, media_type="application/octet-stream")
+
+    async def picture(self, _: Request) -> Response:
+        """`GET /picture`: one event of `/admin/live`."""
+        return written(self.board.look())
+
+    async def take(self, request: Request) -> Response:
+        """`POST /take`: the body is what holds from now on."""
+        report = await self._reloader.reload("supervisor", (await request.body()).decode())
+        return written(outcome(report), 422 if report.problems else 200)
 
     async def recent(self, request: Request) -> Response:
         """`GET /admin/recent/NUMBER`: one slow or failed request with its timeline and the decisions about it."""
         seen = self._subject.telemetry.recent.find(request.path_params["number"])
         if seen is None:
-            return _told(404, "It is not kept any more.", "not_found")
+            return told(404, "It is not kept any more.", "not_found")
         pool = self._subject.generation.settings.pools.get(seen.pool)
-        return _json(msgspec.to_builtins(seen) | {"routing": pool.routing if pool is not None else None})
-
-    def _guarded(self, handler: Handler) -> Handler:
-        async def guarded(request: Request) -> Response:
-            token = self._subject.generation.settings.server.admin_token
-            if token is None:
-                return _told(403, "server.admin_token is not configured, so there is no way in here.")
-            scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-            # Digests are of one length: the time says nothing of the token's.
-            right, given = (sha256(text.encode()).digest() for text in (token.reveal(), sent.strip()))
-            if scheme.lower() != "bearer" or not hmac.compare_digest(right, given):
-                return _told(401, "The admin token is missing or wrong: send Authorization: Bearer TOKEN.")
-            return await handler(request)
-
-        return guarded
-
-
-def _outcome(report: Report) -> dict[str, Any]:
-    return {
-        "generation": report.generation,
-        "result": report.result,
-        "cause": report.cause,
-        "at": iso(report.at),
-        "changes": report.changes,
-        "restart_needed": report.restart,
-        "problems": [document(problem) for problem in report.problems],
-    }
+        return written(msgspec.to_builtins(seen) | {"routing": pool.routing if pool is not None else None})
 
 
 def _moment(text: str | None, name: str, default: float) -> float:
@@ -222,19 +235,3 @@ def _moment(text: str | None, name: str, default: float) -> float:
         return float(text) if text.isdigit() else instant(text).timestamp()
     except (ValueError, OverflowError) as error:
         raise Refused(INVALID_REQUEST, f"{name}: {error}", param=name) from error
-
-
-def _json(told: object, status: int = 200) -> Response:
-    return Response(_write(told), status, media_type="application/json")
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, GatewayError)
-    row = error.refusal
-    body = openai_error(row.type, row.code, error.message, error.param)
-    return Response(body, row.status, media_type="application/json")
-
-
-def _told(status: int, message: str, code: str = "admin_token_required") -> Response:
-    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
-    return Response(openai_error("invalid_request_error", code, message), status, headers, "application/json")

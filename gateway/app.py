@@ -181,8 +181,9 @@ class Gateway:
         yield from self.shadows.metrics()
         streams = sum(x.call is not None and x.call.stream for x in self.active)
         yield from self._also()
-        yield Gauge("headrace_open_requests", "Requests under way, in whatever phase.").of({(): len(self.active)})
-        yield Gauge("headrace_open_streams", "Those of them that asked for a stream.").of({(): streams})
+        under_way = Gauge("headrace_open_requests", "Requests under way, in whatever phase.", total="sum")
+        yield under_way.of({(): len(self.active)})
+        yield Gauge("headrace_open_streams", "Those of them that asked for a stream.", total="sum").of({(): streams})
 
     async def wait_idle(self) -> None:
         """Returns when no request is under way."""

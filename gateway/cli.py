@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gateway.given import given
 from gateway.keys import keys
 from gateway.logview import logs
 from gateway.serve import serve as serve_gateway
+from gateway.supervise import supervise
 from gateway.tenants import tenants
 from gateway.top import top
 
@@ -59,14 +61,18 @@ main.add_command(top)
 @click.option("--backend", "backends", multiple=True, metavar="URL", help="A backend; may be given several times.")
 @click.option("--listen", metavar="HOST:PORT", help="Where the API listens.  [default: 127.0.0.1:8080]")
 @click.option("--admin", metavar="HOST:PORT", help="Where health, metrics and admin listen.  [default: 127.0.0.1:9090]")
+@click.option("--workers", type=click.IntRange(1), default=1, metavar="N", help="Processes on one port.  [default: 1]")
 @click.option("--json", "as_json", is_flag=True, help="Announce both addresses as JSON on stdout.")
-def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admin: str | None, as_json: bool) -> None:
+def serve(
+    path: Path | None, backends: tuple[str, ...], listen: str | None, admin: str | None, workers: int, as_json: bool
+) -> None:
     """Serve, from a file or before the backends named.
 
     \b
     headrace serve -c headrace.yaml
     headrace serve --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002
     headrace serve --backend http://127.0.0.1:8001 --listen '[::1]:8080' --admin '[::1]:9090'
+    headrace serve -c headrace.yaml --workers 4      # state.url names a Redis, where they share limits
 
     Without a file any model name is forwarded and everybody on this machine is one tenant. SIGTERM drains: running
     answers may finish, new requests are refused. SIGHUP, or a changed file, is read at once and taken if it is good.
@@ -77,10 +83,19 @@ def serve(path: Path | None, backends: tuple[str, ...], listen: str | None, admi
     if path is not None and (listen or admin):
         raise click.UsageError("With a file, the addresses stand in it: server.listen and server.admin.")
     settings = given(path) if path else _opened(backends, listen or "127.0.0.1:8080", admin or "127.0.0.1:9090")
+    if workers > 1 and settings.state.url.reveal() == "memory":
+        what = "state.url is `memory`, which" if path else "Without a file state.url is `memory`, which"
+        raise click.UsageError(
+            f"--workers {workers}: {what} one process counts limits in. Name a Redis or Valkey that the workers share, "
+            "such as state: {url: redis://127.0.0.1:6379/0} in the file, or start one process."
+        )
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("headrace").setLevel(logging.INFO)  # of other libraries only errors
     try:
-        uvloop.run(serve_gateway(settings, path, ready=partial(_announce, as_json)))
+        announce = partial(_announce, as_json)
+        if path is not None and workers > 1:
+            sys.exit(uvloop.run(supervise(settings, path, workers, ready=announce)))
+        uvloop.run(serve_gateway(settings, path, ready=announce))
     except (NoRoom, Undiscoverable) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:

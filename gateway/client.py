@@ -92,8 +92,8 @@ class Buffers:
 
     def metrics(self) -> Iterator[Family]:
         """What is held, and may be."""
-        yield Gauge("headrace_buffered_bytes", "Request bodies in memory.").of({(): self.used})
-        yield Gauge("headrace_buffered_limit_bytes", "Most that they may be.").of({(): self.budget})
+        yield Gauge("headrace_buffered_bytes", "Request bodies in memory.", total="sum").of({(): self.used})
+        yield Gauge("headrace_buffered_limit_bytes", "Most that they may be.", total="sum").of({(): self.budget})
 
 
 class Client:

@@ -19,7 +19,7 @@ from gateway.section import Section, below
 from gateway.units import quoted
 from gateway.yamlfile import compose, read_text
 
-__all__ = ["Config", "ConfigError", "Problem", "changes", "effective", "load", "open_pool", "parse"]
+__all__ = ["Config", "ConfigError", "Problem", "changes", "effective", "load", "open_pool", "parse", "restated"]
 
 _A_MAPPING = "keys were expected here (key: value), not {read}"
 _WORDS = {  # for pydantic's types of errors
@@ -75,6 +75,12 @@ def open_pool(backends: Sequence[str], listen: str = "127.0.0.1:8080", admin: st
 def effective(config: Config) -> str:
     """The configuration as YAML with every default filled in and secrets as references; read back, it is the same."""
     data = config.model_dump(mode="json", exclude_none=True)
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+
+
+def restated(config: Config) -> str:
+    """The configuration as YAML with only what was said in it: read back, it is the same, and what was left out is."""
+    data = config.model_dump(mode="json", exclude_none=True, exclude_unset=True)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 

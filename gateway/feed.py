@@ -27,6 +27,11 @@ class Feed:
         return f"<Feed {self._viewers} viewers, {'running' if self._task else 'at rest'}>"
 
     @property
+    def watched(self) -> bool:
+        """Whether anybody watches."""
+        return bool(self._viewers)
+
+    @property
     def full(self) -> bool:
         """Whether nobody else may watch."""
         return self._closed or self._viewers >= MOST

@@ -32,7 +32,7 @@ def metrics(rosters: Iterable[Roster], clock: Clock) -> Iterator[Family]:
     states: dict[Key, float] = {
         (roster.pool.name, backend.name, state): 1.0 for roster in rosters for backend, state in roster.states(now)
     }
-    yield Gauge("headrace_backend_state", "1 for what it is now.", "pool", "backend", "state").of(states)
+    yield Gauge("headrace_backend_state", "1 for what it is now.", "pool", "backend", "state", total="max").of(states)
     for name, (text, pick) in PICKS.items():
         found: dict[Key, float] = {
             (roster.pool.name, each): value
@@ -40,4 +40,4 @@ def metrics(rosters: Iterable[Roster], clock: Clock) -> Iterator[Family]:
             for each, member in roster.members.items()
             if (value := pick(member.watch.sight, now)) is not None
         }
-        yield Gauge(f"headrace_{name}", text, "pool", "backend").of(found)
+        yield Gauge(f"headrace_{name}", text, "pool", "backend", total="max").of(found)

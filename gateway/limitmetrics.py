@@ -47,8 +47,11 @@ class LimitMetrics:
             "What a tenant may use: requests or tokens at one moment (the burst), which comes back within a minute, or "
             "requests at once. Without a model: of all together.",
             *LABELS,
+            total="max",
         )
-        self._used = Gauge("headrace_tenant_used", "What of it is used now, as far as is known here.", *LABELS)
+        self._used = Gauge(
+            "headrace_tenant_used", "What of it is used now, as far as is known here.", *LABELS, total="max"
+        )
         for tenant, told in limits.items():
             for limit in told:
                 self._limits.values[self._key(tenant, limit)] += limit.units(limit.room)

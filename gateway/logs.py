@@ -59,7 +59,8 @@ class LogWriter:
         written = 0
         try:
             while written < len(data) and self._ready.poll(0):
-                written += os.write(self._descriptor, data[written : written + PIECE])
+                whole = data.rfind(b"\n", written, written + PIECE) + 1  # others may write between two pieces
+                written += os.write(self._descriptor, data[written : whole or written + PIECE])
         except BlockingIOError:
             pass
         except OSError:

@@ -11,10 +11,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 Key = tuple[str, ...]
 K = TypeVar("K", bound=Key)
+Total = Literal["sum", "max"]
+"""What the numbers of several processes are together."""
 
 # Bounds in seconds. Objectives lie at 0.1 to 10 s: they are bounds there, so that a share of requests is exact.
 SECONDS = (
@@ -28,6 +30,7 @@ class Family:
     """What all samples of one name have in common."""
 
     kind: ClassVar[str]
+    total: Total = "sum"
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
         self.name = name
@@ -63,9 +66,14 @@ class Counter(Numbers):
 
 
 class Gauge(Numbers):
-    """Numbers that come and go. Most are read off when they are asked for: `Gauge(...).of(values)`."""
+    """Numbers that come and go. Most are read off when they are asked for: `Gauge(...).of(values)`. `total`: amounts of
+    several processes add up; of what each of them knows, or is, the largest stands for all."""
 
     kind = "gauge"
+
+    def __init__(self, name: str, text: str, *labels: str, total: Total) -> None:
+        super().__init__(name, text, *labels)
+        self.total = total
 
     def of(self, values: Mapping[K, float]) -> Gauge:
         """The same family, with these values."""

@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gateway import waking
-from gateway.metrics import Counter, Family, Gauge
+from gateway.metrics import Counter, Family, Gauge, Total
 from gateway.pool import Pool
 from policies.types import Statistics
 
-# name, text, and the field of the scheduler's statistics that it shows
-BACKENDS = (
-    ("headrace_in_flight_requests", "Requests on a backend.", "running"),
-    ("headrace_in_flight_tokens", "Uncached prompt tokens whose prefill is under way there.", "in_flight_tokens"),
-    ("headrace_kv_tokens", "Tokens in its KV memory by the gateway's own count.", "kv_tokens"),
-    ("headrace_prefix_accuracy", "Share of the cached tokens expected there that are found.", "hit_accuracy"),
+# name, text, the field of the scheduler's statistics that it shows, and what it is over several processes
+BACKENDS: tuple[tuple[str, str, str, Total], ...] = (
+    ("headrace_in_flight_requests", "Requests on a backend.", "running", "sum"),
+    (
+        "headrace_in_flight_tokens",
+        "Uncached prompt tokens whose prefill is under way there.",
+        "in_flight_tokens",
+        "sum",
+    ),
+    ("headrace_kv_tokens", "Tokens in its KV memory by the gateway's own count.", "kv_tokens", "sum"),
+    ("headrace_prefix_accuracy", "Share of the cached tokens expected there that are found.", "hit_accuracy", "max"),
 )
 QUEUES = (
     ("headrace_queued_requests", "Requests that wait for a backend.", "queued"),
     ("headrace_queued_tokens", "Their prompt tokens, as estimated.", "queued_tokens"),
 )
-RATES = (
-    ("headrace_prefill_tokens_per_second", "Prefill rate of one backend, as learned.", "prefill_rate"),
-    ("headrace_drain_tokens_per_second", "Prompt tokens that leave the queue, lately.", "drain_rate"),
-    ("headrace_prefix_index_pieces", "Entries of the index of prompt prefixes.", "index_pieces"),
+RATES: tuple[tuple[str, str, str, Total], ...] = (
+    ("headrace_prefill_tokens_per_second", "Prefill rate of one backend, as learned.", "prefill_rate", "max"),
+    ("headrace_drain_tokens_per_second", "Prompt tokens that leave the queue, lately.", "drain_rate", "sum"),
+    ("headrace_prefix_index_pieces", "Entries of the index of prompt prefixes.", "index_pieces", "sum"),
 )
 
 
@@ -32,16 +37,17 @@ def metrics(named: Mapping[str, Pool], now: float) -> Iterator[Family]:
     yield from waking.metrics({name: pool.waking for name, pool in named.items()})
     pools = {name: pool.statistics() for name, pool in named.items()}
     yield from _queues(pools)
-    for name, text, field in BACKENDS:
+    for name, text, field, total in BACKENDS:
         values = {
             (pool, backend): getattr(told, field)
             for pool, all_told in pools.items()
             for backend, told in all_told.backends.items()
         }
-        yield Gauge(name, text, "pool", "backend").of(values)
+        yield Gauge(name, text, "pool", "backend", total=total).of(values)
     gates = {(pool, name, of.gate): 1 for pool, told in pools.items() for name, of in told.backends.items()}
-    yield Gauge("headrace_gate", "1 for the rule that admits or holds back now.", "pool", "backend", "gate").of(gates)
-    yield Gauge("headrace_retry_budget", "Retries that may be made now.", "pool").of(
+    text = "1 for the rule that admits or holds back now."
+    yield Gauge("headrace_gate", text, "pool", "backend", "gate", total="max").of(gates)
+    yield Gauge("headrace_retry_budget", "Retries that may be made now.", "pool", total="sum").of(
         {(name,): pool.retries.balance(now) for name, pool in named.items()}
     )
 
@@ -49,7 +55,7 @@ def metrics(named: Mapping[str, Pool], now: float) -> Iterator[Family]:
 def costs(named: Mapping[str, Pool], now: float) -> Iterator[Family]:
     """How long backends that have a price were busy, and the price."""
     busy = Counter("headrace_backend_busy_seconds_total", "Time in which anything ran there.", "pool", "backend")
-    price = Gauge("headrace_backend_cost_per_hour", "As configured.", "pool", "backend")
+    price = Gauge("headrace_backend_cost_per_hour", "As configured.", "pool", "backend", total="max")
     for name, pool in named.items():
         for backend in pool.backends.values():
             if backend.cost_per_hour:
@@ -62,6 +68,6 @@ def costs(named: Mapping[str, Pool], now: float) -> Iterator[Family]:
 def _queues(pools: Mapping[str, Statistics]) -> Iterator[Family]:
     for name, text, field in QUEUES:
         values = {(pool, class_): n for pool, told in pools.items() for class_, n in getattr(told, field).items()}
-        yield Gauge(name, text, "pool", "class").of(values)
-    for name, text, field in RATES:
-        yield Gauge(name, text, "pool").of({(pool,): getattr(told, field) for pool, told in pools.items()})
+        yield Gauge(name, text, "pool", "class", total="sum").of(values)
+    for name, text, field, total in RATES:
+        yield Gauge(name, text, "pool", total=total).of({(pool,): getattr(told, field) for pool, told in pools.items()})

@@ -136,7 +136,7 @@ class Quota:
     def metrics(self) -> Iterator[Family]:
         """How limits stand and how they are counted now, and what calls to the store came to."""
         yield from self.told.metrics(self._in_use())
-        mode = Gauge("headrace_limiter_mode", "How limits are counted: 1 for the mode.", "mode")
+        mode = Gauge("headrace_limiter_mode", "How limits are counted: 1 for the mode.", "mode", total="max")
         mode.values.update({(name,): int(name == self.store.mode) for name in MODES})
         yield mode
         calls = Counter("headrace_limiter_calls_total", "Calls to the store of the limits.", "outcome")

@@ -19,9 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from gateway.config import Config, ConfigError, Problem, changes, effective, load
+from gateway.config import Config, ConfigError, Problem, changes, effective, load, parse
 from gateway.discovery import Cluster, Undiscoverable
-from gateway.generation import Generation
 from gateway.metrics import Counter, Family, Gauge
 from gateway.secret import Secret
 from gateway.section import Section
@@ -38,11 +37,20 @@ Mark = tuple[tuple[int, int, int, int] | None, ...]
 logger = logging.getLogger("headrace")
 
 
+class Taken(Protocol):
+    """A configuration that holds, and which one it is, counted from 1."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def settings(self) -> Config: ...
+
+
 class Subject(Protocol):
     """Whose configuration it is."""
 
     @property
-    def generation(self) -> Generation: ...
+    def generation(self) -> Taken: ...
 
     def apply(self, settings: Config) -> None:
         """Raises OSError or Undiscoverable where that cannot be done here; then nothing is changed."""
@@ -116,10 +124,10 @@ class Reloader:
         """Read the file now, whether or not it seems to have changed. For signals: nobody waits for the answer."""
         self._called.set()
 
-    async def reload(self, cause: str) -> Report:
-        """Read the file, and take it if it is good."""
+    async def reload(self, cause: str, text: str | None = None) -> Report:
+        """Read the file, or `text` in its place, and take it if it is good."""
         async with self._turn:
-            seen, found = await asyncio.to_thread(self._read)
+            seen, found = await asyncio.to_thread(self._read, text)
             self._seen = seen
             report = self._take(found, cause) if isinstance(found, Candidate) else self._keep(found, cause)
         self._tally[report.result] += 1
@@ -140,22 +148,22 @@ class Reloader:
             "headrace_config_last_reload_success_timestamp_seconds", "When it was last good.", round(self._good_at, 3)
         )
         yield _gauge("headrace_config_restart_pending", "Changes that wait for a restart.", len(self.last.restart))
-        info = Gauge("headrace_config_info", "A hash of the configuration that holds.", "hash")
+        info = Gauge("headrace_config_info", "A hash of the configuration that holds.", "hash", total="max")
         info.values[(self._hash,)] = 1
         yield info
         reloads = Counter("headrace_config_reloads_total", "Readings of the file by what came of them.", "result")
         reloads.values.update({(result,): self._tally[result] for result in RESULTS})
         yield reloads
 
-    def _read(self) -> tuple[Mark, Candidate | tuple[Problem, ...]]:
+    def _read(self, text: str | None) -> tuple[Mark, Candidate | tuple[Problem, ...]]:
         """In a thread: a large file takes tenths of a second. The mark is older than what was read, never newer."""
         if self._path is None:
             return (), (Problem("headrace", "there is no file: it was started with --backend"),)
         seen = mark(self._files)
-        if self._path.is_fifo():  # to open it would wait for its writer, and the end of the process with it
+        if text is None and self._path.is_fifo():  # to open it would wait for its writer, and so would the end
             return seen, (Problem(str(self._path), "is a pipe, which can be read at the start only"),)
         try:
-            settings = load(self._path)
+            settings = load(self._path) if text is None else parse(text, str(self._path), folder=self._path.parent)
         except ConfigError as error:
             return seen, error.problems
         if (unfit := _unfit(settings, self._path)) is not None:
@@ -258,6 +266,6 @@ def _unfit(settings: Config, path: Path) -> Problem | None:
 
 
 def _gauge(name: str, text: str, value: float) -> Gauge:
-    gauge = Gauge(name, text)
+    gauge = Gauge(name, text, total="max")
     gauge.values[()] = value
     return gauge

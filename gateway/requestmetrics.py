@@ -50,7 +50,10 @@ class RequestMetrics:
             *(*which, "objective", "result"),
         )
         self.bounds = Gauge(
-            "headrace_objective_seconds", "What an objective asks for, as configured.", "model", "objective"
+            "headrace_objective_seconds",
+            "What an objective asks for, as configured.",
+            *("model", "objective"),
+            total="max",
         )
         self.request = Histogram(
             "headrace_request_seconds", "From accept to the last byte, where tokens are made.", *which

@@ -49,9 +49,10 @@ def _head(now: Picture) -> Text:
     hours, seconds = divmod(now["uptime_s"], 3600)
     days, hours = divmod(hours, 24)
     up = f"{f'{days} d ' if days else ''}{hours:02}:{seconds // 60:02}:{seconds % 60:02}"
+    workers = f"  {now['workers']} workers" if "workers" in now else ""
     return Text(
         f"headrace {now['version']}  up {up}  configuration {now['generation']}  limits: {now['limiter']}  "
-        f"{now['open_requests']} open, {now['open_streams']} streams{'  DRAINING' if now['draining'] else ''}",
+        f"{now['open_requests']} open, {now['open_streams']} streams{workers}{'  DRAINING' if now['draining'] else ''}",
         style="bold",
     )
 

@@ -103,7 +103,8 @@ class Tracer:
     def metrics(self) -> Iterator[Family]:
         """What came of the traces."""
         yield self._traces
-        yield Gauge("headrace_traces_waiting", "Traces on their way to the collector.").of({(): len(self._waiting)})
+        waiting = Gauge("headrace_traces_waiting", "Traces on their way to the collector.", total="sum")
+        yield waiting.of({(): len(self._waiting)})
 
     def _count(self, result: str, number: int) -> None:
         if number:

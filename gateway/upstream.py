@@ -74,7 +74,7 @@ class Upstream:
         """Connections to backends, by what they do."""
         idle = sum(map(len, self._idle.values()))
         states = {("idle",): idle, ("busy",): len(self._replies), ("connecting",): len(self._connecting)}
-        yield Gauge("headrace_upstream_connections", "Connections to backends.", "state").of(states)
+        yield Gauge("headrace_upstream_connections", "Connections to backends.", "state", total="sum").of(states)
 
     def fail_all(self, error: GatewayError) -> None:
         """End every answer that is still being read."""

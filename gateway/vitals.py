@@ -50,20 +50,21 @@ class Vitals:
         """The loop, then what Prometheus' own libraries tell of every process, by the same names."""
         yield from (self.lag, self._scrape)
         labels = {"version": installed_version(), "python": platform.python_version()}
-        yield Gauge("headrace_build_info", "1, with what is running as labels.", *labels).of(
+        yield Gauge("headrace_build_info", "1, with what is running as labels.", *labels, total="max").of(
             {tuple(labels.values()): 1}
         )
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu = Counter("process_cpu_seconds_total", "Processor time used.")
         cpu.values[()] = used.ru_utime + used.ru_stime
         yield cpu
-        yield Gauge("process_start_time_seconds", "When the process began, since the epoch.").of({(): self.began_at})
-        yield Gauge("process_resident_memory_bytes", "Memory in use.").of({(): _resident_bytes()})
-        yield Gauge("process_open_fds", "Open file descriptors.").of(
+        began = Gauge("process_start_time_seconds", "When the process began, since the epoch.", total="max")
+        yield began.of({(): self.began_at})
+        yield Gauge("process_resident_memory_bytes", "Memory in use.", total="sum").of({(): _resident_bytes()})
+        yield Gauge("process_open_fds", "Open file descriptors.", total="sum").of(
             {(): sum(1 for _ in Path("/proc/self/fd").iterdir())}
         )
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        yield Gauge("process_max_fds", "Most descriptors that may be open.").of({(): most})
+        yield Gauge("process_max_fds", "Most descriptors that may be open.", total="sum").of({(): most})
 
     async def _listen(self) -> None:
         lag = self.lag.child(())

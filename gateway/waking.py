@@ -70,9 +70,9 @@ class Waking:
 def metrics(pools: Mapping[str, Waking | None]) -> Iterator[Family]:
     """Of the pools that may be scaled to zero."""
     known = {name: waking for name, waking in pools.items() if waking is not None}
-    yield Gauge("headrace_wakeup_wanted", "1 while a pool without backends is asked for.", "pool").of(
+    yield Gauge("headrace_wakeup_wanted", "1 while a pool without backends is asked for.", "pool", total="max").of(
         {(name,): int(waking.wanted()) for name, waking in known.items()}
     )
-    yield Gauge("headrace_held_requests", "Requests that wait for a pool to wake.", "pool").of(
+    yield Gauge("headrace_held_requests", "Requests that wait for a pool to wake.", "pool", total="sum").of(
         {(name,): waking.wakeup.held for name, waking in known.items()}
     )

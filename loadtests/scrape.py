@@ -25,6 +25,7 @@ from gateway.exchange import Attempt, Call, Dialect, Endpoint, Exchange, Tally
 from gateway.exposition import OPENMETRICS, TEXT, exposed
 from gateway.metrics import Family, Histogram, Numbers
 from gateway.sse import Meter
+from gateway.summed import packed
 from policies.types import Dispatch, Job
 
 CHAT = Endpoint("/v1/chat/completions", Dialect.CHAT, generates=True)
@@ -138,6 +139,8 @@ def main(argv: list[str] | None = None) -> None:
     for kind in (TEXT, OPENMETRICS):
         scrape_ms = median_ms(lambda kind=kind: exposed(gateway.metrics(), kind), told.rounds)  # type: ignore[misc]
         print(f"scrape: {scrape_ms:.1f} ms ({kind.partition(';')[0]})")
+    numbers_ms = median_ms(lambda: packed(gateway.metrics()), told.rounds)
+    print(f"as numbers, for the sum of several workers: {numbers_ms:.1f} ms")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Library(gateway))
     print(f"by prometheus_client: {median_ms(lambda: generate_latest(registry), max(3, told.rounds // 5)):.1f} ms")

@@ -21,7 +21,7 @@ policies: pool waiting
 policies: choice forecast running
 policies: scheduler
 gateway: units problem inflate envelope multipart frames usage processes metrics stores resp tracecontext descriptors
-gateway: samples
+gateway: samples summed
 gateway: secret section address yamlfile http1 link exposition redislink vitals facts experiments limitmetrics
 gateway: poolschema rolloutschema hypotheses
 gateway: schema errors backend catalog sharedaccount signals discovery diagnosis
@@ -36,10 +36,16 @@ gateway: fleetadmin
 gateway: client assembly entitled models reload overview
 gateway: pulse
 gateway: board
+gateway: gathered guard
 gateway: admin rest shadows
 gateway: proxy
 gateway: app
 gateway: serve
+gateway: worker
+gateway: orders
+gateway: workers
+gateway: crewadmin
+gateway: supervise
 loadtests: kvcache profiles tracefile scrape
 loadtests: batch scenario traces
 loadtests: engine workload

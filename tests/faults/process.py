@@ -28,9 +28,13 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class GatewayProcess:
-    """`async with GatewayProcess(config, folder) as gateway`: one `headrace serve` with free ports."""
+    """`async with GatewayProcess(config, folder) as gateway`: one `headrace serve` with free ports; with `workers`, one
+    that has so many."""
 
-    def __init__(self, config: dict[str, Any], folder: Path, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, config: dict[str, Any], folder: Path, environ: dict[str, str] | None = None, *, workers: int = 1
+    ) -> None:
+        self._workers = workers
         self.config = {"server": {}, "telemetry": {}} | config
         self.config["server"] = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"} | self.config["server"]
         self.path = folder / "headrace.yaml"
@@ -47,12 +51,15 @@ class GatewayProcess:
     async def __aenter__(self) -> GatewayProcess:
         self.path.write_text(json.dumps(self.config))  # JSON is YAML
         with self.log_path.open("wb") as log:
+            arguments = ["serve", "-c", str(self.path), f"--workers={self._workers}"]
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gateway.cli", "serve", "-c", str(self.path), stderr=log, env=self._environ
+                sys.executable, "-m", "gateway.cli", *arguments, stderr=log, env=self._environ
             )
         process = self._process
         await self.eventually(
-            lambda: "headrace serves" in self.log or process.returncode is not None, "the gateway is up", timeout_s=20
+            lambda: "headrace serves" in self.log or process.returncode is not None,
+            "the gateway is up",
+            timeout_s=20 * self._workers,
         )
         found = re.search(r"serves https?://\S+:(\d+)/v1 .*:(\d+)\)", self.log)
         assert found, self.log
@@ -81,6 +88,11 @@ class GatewayProcess:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def workers(self) -> list[int]:
+        """The processes that serve for it, by what the system knows of whose children they are."""
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     @property
     def log(self) -> str:
@@ -159,9 +171,7 @@ class GatewayProcess:
 
     async def samples(self) -> Samples:
         """All samples of /metrics, which must parse."""
-        text = (await self.get("/metrics")).text
-        families = text_string_to_metric_families(text)
-        return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+        return samples_of((await self.get("/metrics")).text)
 
     async def since(self) -> Samples:
         """All samples; those that only grow are counted from the beginning of the test."""
@@ -285,6 +295,12 @@ def pool(*urls: str, engine: str = "vllm", **settings: Any) -> dict[str, Any]:
             config[key] = settings.pop(key)
     config["pools"]["p"] |= settings
     return config
+
+
+def samples_of(text: str) -> Samples:
+    """What a scrape says."""
+    families = text_string_to_metric_families(text)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
 def busy() -> float:

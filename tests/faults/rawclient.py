@@ -86,6 +86,12 @@ class RawClient:
         assert self._writer is not None
         self._writer.transport.abort()
 
+    @property
+    def port(self) -> int:
+        """Its own."""
+        assert self._writer is not None
+        return int(self._writer.get_extra_info("sockname")[1])
+
     async def send(self, data: bytes) -> None:
         """These bytes, now."""
         assert self._writer is not None

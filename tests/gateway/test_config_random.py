@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config import ConfigError, changes, effective, parse
+from gateway.config import ConfigError, changes, effective, parse, restated
 from tests.gateway.test_config import BASE, HASH
 
 STEADY = settings(deadline=None, derandomize=True)
@@ -49,6 +49,7 @@ def usable_or_explained(text: str) -> None:
     else:
         assert "hunter2" not in effective(config)
         assert parse(effective(config), environ={"X": "hunter2"}) == config
+        assert parse(restated(config), environ={"X": "hunter2"}) == config
         assert changes(config, config) == []
 
 

@@ -28,7 +28,7 @@ def test_what_was_counted_is_read(kind: str, read: Reader) -> None:
     counter = Counter("x_total", "Text.", "model")
     counter.values[("m",)] += 3
     assert parsed(counter, kind, read) == {("x_total", frozenset({("model", "m")})): 3}
-    gauge = Gauge("g", "Text.").of({(): inf})
+    gauge = Gauge("g", "Text.", total="sum").of({(): inf})
     assert parsed(gauge, kind, read) == {("g", frozenset()): inf}
     histogram = Histogram("h", "Text.", bounds=(0.5, 1.0))
     for value in (0.5, 0.7, 9.0):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
 
 from gateway.fleet import BackendLine, _write
-from gateway.logs import MAX_PENDING, LogWriter, as_text
+from gateway.logs import MAX_PENDING, PIECE, LogWriter, as_text
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +53,18 @@ async def test_what_is_written_before_a_reader_comes_reaches_it_by_itself(pipe: 
     while len(read) < len(text):
         read += await asyncio.to_thread(os.read, reading, 2**16)
     assert (read, log.dropped) == (text, 0)
+
+
+async def test_pieces_end_with_lines() -> None:
+    """Others write to the same place, and may come between two writes. A line of more than a piece is what it is."""
+    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one message for each write
+    with reading, writing:
+        log = LogWriter(writing.fileno())
+        for line in (b"x" * 3000, b"y" * 3000, b"z" * (PIECE + 10)):
+            log.write(line + b"\n")
+        log.flush()
+        found = [reading.recv(2 * PIECE) for _ in range(4)]
+    assert found == [b"x" * 3000 + b"\n", b"y" * 3000 + b"\n", b"z" * PIECE, b"z" * 10 + b"\n"]
 
 
 async def test_a_reader_that_is_gone_costs_its_lines(pipe: tuple[int, int]) -> None:
