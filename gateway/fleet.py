@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from random import Random
 
 import msgspec
@@ -271,6 +272,9 @@ class Fleet:
         """What is known of the backends, and how often they were taken out."""
         yield from metrics(self.rosters.values(), self._clock)
         self.ejections.retain(lambda key: key[0] in self.rosters and key[1] in self.rosters[key[0]].members)
+        for pool, roster in self.rosters.items():
+            for name, state in product(roster.members, (State.DOWN, State.EJECTED)):
+                self.ejections.values[(pool, name, state.value)] += 0  # the first one is an increase, too
         yield self.ejections
 
 

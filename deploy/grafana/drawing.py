@@ -41,9 +41,9 @@ def picture(board: Mapping[str, Any], found: Courses, minutes: float, caption: s
 
     placed, height, missing = _placed(board, found)
     figure = pyplot.figure(figsize=(24 * CELL_W, height * CELL_H), facecolor=PAPER)
-    note = f"{caption} Nothing of: {', '.join(missing)}." if missing else caption
+    note = f"{caption}\nNothing in this scene of: {', '.join(missing)}." if missing else caption
     figure.text(0.01, 1 - 0.9 / height, board["title"], fontsize=15, weight="bold", color=INK)
-    figure.text(0.01, 1 - 1.9 / height, note, fontsize=8, color=FAINT)
+    figure.text(0.01, 1 - 1.3 / height, note, fontsize=8, color=FAINT, va="top")
     for top, panel in placed:
         if panel["type"] == "row":
             figure.text(0.01, 1 - (top + 0.75) / height, panel["title"], fontsize=11, weight="bold", color=INK)
@@ -69,7 +69,7 @@ def _placed(board: Mapping[str, Any], found: Courses) -> tuple[list[tuple[float,
             rows.append([])
         rows[-1].append(panel)
     placed: list[tuple[float, Mapping[str, Any]]] = []
-    top, missing = 2.4, []
+    top, missing = 2.8, []
     for row, *panels in rows:
         if not any(found.get(panel["id"]) for panel in panels):
             missing.append(row["title"])
@@ -94,7 +94,8 @@ def _lines(axes: Any, panel: Mapping[str, Any], courses: Sequence[Course]) -> No
     else:
         for course in shown:
             axes.plot(course.times, course.values, label=course.name, linewidth=1.2)
-    axes.set_ylim(bottom=0)
+    top = max([y for line in axes.lines for y in line.get_ydata() if y == y], default=0.0)
+    axes.set_ylim(0, 1.08 * top if top else None)
     axes.yaxis.set_major_formatter(_formatter(panel["fieldConfig"]["defaults"].get("unit", "short")))
     axes.grid(alpha=0.25)
     _plain(axes)
@@ -138,7 +139,8 @@ def _heat(axes: Any, _: Mapping[str, Any], courses: Sequence[Course]) -> None:
 
 def _table(axes: Any, _: Mapping[str, Any], courses: Sequence[Course]) -> None:
     axes.set_axis_off()
-    shown = [(course.name, course.values[-1]) for course in courses if course.values]
+    last = max((course.times[-1] for course in courses), default=0.0)
+    shown = [(course.name, course.values[-1]) for course in courses if course.times[-1] == last]
     for number, (name, value) in enumerate(shown[:SHOWN]):
         axes.text(0.0, 0.92 - number * 0.16, name[:64], transform=axes.transAxes, fontsize=7.5, color=INK)
         axes.text(

@@ -23,11 +23,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import yaml
 
 from deploy.grafana.build import DIR
 from deploy.grafana.drawing import Course, picture
 from deploy.grafana.drawing import number as read
-from deploy.stack import MODEL, ROOT, Stack, raised
+from deploy.stack import COMPOSE, MODEL, ROOT, Stack, raised
 
 IMAGES = ROOT / "docs" / "images"
 POINTS = 120
@@ -85,18 +86,13 @@ def live_through(up: Stack, seconds: float) -> float:
 
 
 class Questions:
-    """Asks a Prometheus about a time. Addresses are called by their places in the stack."""
+    """Asks a Prometheus about a time. `names` are the addresses of the stack, each by what stands there."""
 
-    def __init__(self, url: str, began_at: float, seconds: float) -> None:
+    def __init__(self, url: str, began_at: float, seconds: float, names: Mapping[str, str]) -> None:
         self._http = httpx.Client(base_url=url, timeout=60)
+        self._names = names
         self._began_at = began_at
         self._times = {"start": began_at, "end": began_at + seconds, "step": seconds / POINTS}
-        names = {"headrace": "gateway", "engines": "backend"}
-        self._names: dict[str, str] = {}
-        for target in self._asked("targets", {"state": "active"})["activeTargets"]:
-            kind = names[target["labels"]["job"]]
-            known = sum(name.startswith(kind) for name in self._names.values())
-            self._names[target["labels"]["instance"]] = f"{kind}-{known + 1}"
 
     def panel(self, panel: Mapping[str, Any]) -> list[Course]:
         """All lines of a panel."""
@@ -124,13 +120,27 @@ class Questions:
         return answer["data"]
 
 
+def named(folder: Path) -> dict[str, str]:
+    """The targets of the stack's Prometheus: the places are those of deploy/compose, in the same order."""
+    here, there = (
+        [
+            target
+            for job in yaml.safe_load((place / "prometheus.yml").read_text())["scrape_configs"]
+            for each in job["static_configs"]
+            for target in each["targets"]
+        ]
+        for place in (folder, COMPOSE)
+    )
+    return {address: name.partition(":")[0] for address, name in zip(here, there, strict=True)}
+
+
 def main(minutes: float, rate: float, folder: Path) -> None:
     """Writes a picture for each dashboard."""
     seconds = minutes * 60
     with TemporaryDirectory(prefix="headrace-pictures-") as place, ExitStack() as stack:
         up = raised(stack, Path(place))
         stack.enter_context(loaded(up, rate, Path(place)))
-        questions = Questions(up.prometheus, live_through(up, seconds), seconds)
+        questions = Questions(up.prometheus, live_through(up, seconds), seconds, named(Path(place)))
         caption = CAPTION.format(minutes=minutes, rate=rate, stall=STALL_S, at=minutes / 2)
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(DIR.glob("*.json")):

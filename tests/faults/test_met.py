@@ -159,6 +159,18 @@ async def test_b142_backends_that_were_removed_are_in_no_series(tmp_path: Path) 
             assert f'"{fakes[0].url}"' in (await gateway.get("/metrics")).text
 
 
+async def test_a_backend_that_was_never_taken_out_says_so(tmp_path: Path) -> None:
+    """With a zero for each reason: what begins with one would be no increase to Prometheus."""
+    async with Fake(healthy) as a, GatewayProcess(pool(a.url, health={"interval": "100ms"}), tmp_path) as gateway:
+        told = {
+            dict(labels)["reason"]: value
+            for (name, labels), value in (await gateway.samples()).items()
+            if name == "headrace_ejections_total"
+        }
+        assert told == {"down": 0.0, "ejected": 0.0}
+        await gateway.settled([a], sent=0)
+
+
 async def test_b143_names_of_any_characters_leave_the_page_readable(tmp_path: Path) -> None:
     """Quotes, line ends and control characters in configured names, and in those of clients."""
     tenant, model = 'a"b\\c', "m\nx"
