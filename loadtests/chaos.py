@@ -17,15 +17,17 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from loadtests import outage
-from loadtests.crowd import Crowd
+from loadtests.crowd import Crowd, Told
 from loadtests.judgement import Judgement, at_share, deliver, progress
-from loadtests.stage import KEY, Size, stage, tracebacks
+from loadtests.lag import SLOW_MS, Lag
+from loadtests.stage import KEY, Size, Stage, stage, tracebacks
 from loadtests.storm import Storm, kinds, requests_to
 
 WARM_S = 5.0
@@ -39,7 +41,7 @@ SPARE = 4  # tasks and descriptors more than before: a probe or a scrape is alwa
 async def chaos(seconds: float, seed: int, rate: float) -> Judgement:
     """One run."""
     with tempfile.TemporaryDirectory() as folder:
-        async with stage(Path(folder)) as here:
+        async with stage(Path(folder)) as here, Lag() as lag:
             crowd = Crowd(here.api_port, rate, Random(seed), KEY)
             watching = asyncio.create_task(here.watch(lambda: len(crowd.going)))
             await crowd.run(WARM_S)
@@ -52,28 +54,39 @@ async def chaos(seconds: float, seed: int, rate: float) -> Judgement:
                 left += await here.settled()
                 sizes.append(await here.size())
             watching.cancel()
-            log, posts = here.log, requests_to(here.relays)
-    told = crowd.told
-    failed = outage.lost(told)
-    dropped = [each for each in failed if each.reason or each.status != 500]  # the rest is a backend's own word
-    judgement = Judgement(f"chaos, {seconds:g} s, seed {seed}")
-    judgement.tell("requests", len(told), f"{rate:g} a second and more where they came in bursts")
-    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(storm.count.items()))
-    judgement.tell("faults", sum(storm.count.values()), faults)
-    judgement.none("lost before the first byte", outage.words(dropped))
-    judgement.tell("told a backend's own 500", len(failed) - len(dropped))
-    judgement.tell("streams that broke, and said so", sum(1 for each in told if each.code == "error frame"))
-    judgement.tell("clients that left", sum(1 for each in told if each.left))
-    judgement.tell("attempts per request", round(posts / max(1, len(told)), 3))
-    times = outage.ttft(told)
-    judgement.tell("TTFT p50, p99 (ms)", f"{at_share(times, 0.5) * 1e3:.0f}, {at_share(times, 0.99) * 1e3:.0f}")
+            judgement = Judgement(f"chaos, {seconds:g} s, seed {seed}")
+            judge(judgement, here, crowd.told, storm, lag)
     judgement.none("left behind when nobody asked any more", left)
     judge_growth(judgement, sizes, GROWN["chaos"], seconds)
-    judgement.none("invariants that did not hold", [*here.lies, *(e.lie for e in told if e.lie), *tracebacks(log)])
-    judgement.facts = {"seed": seed, "seconds": seconds, "faults": dict(storm.count)}
-    if dropped:
-        judgement.facts["backends"] = [line for line in log.splitlines() if '"event":"backend"' in line]
+    judgement.facts |= {"seed": seed, "seconds": seconds, "faults": dict(storm.count)}
     return judgement
+
+
+def judge(judgement: Judgement, here: Stage, told: Sequence[Told], storm: Storm, lag: Lag) -> None:
+    """What the clients were told."""
+    starved = lag.p99() > SLOW_MS
+    failed = outage.lost(told)
+    own = [each for each in failed if each.status == 500 and not each.reason]  # a backend's own word
+    busy = [each for each in failed if each.reason == "gateway_busy" and starved]
+    dropped = [each for each in failed if each not in own and each not in busy]
+    judgement.tell("requests", len(told))
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(storm.count.items()))
+    judgement.tell("faults", sum(storm.count.values()), faults)
+    judgement.tell("this machine: timers late by p99 (ms)", round(lag.p99(), 1))
+    judgement.none("lost before the first byte", outage.words(dropped, here.tries()))
+    judgement.tell("refused since this machine starved the gateway", len(busy))
+    judgement.tell("told a backend's own 500", len(own))
+    judgement.tell("streams that broke, and said so", sum(1 for each in told if each.code == "error frame"))
+    judgement.tell("clients that left", sum(1 for each in told if each.left))
+    judgement.tell("attempts per request", round(requests_to(here.relays) / max(1, len(told)), 3))
+    judgement.tell("retries left at the worst moment", round(here.retries, 1))
+    times = outage.ttft(told)
+    judgement.tell("TTFT p50, p99 (ms)", f"{at_share(times, 0.5) * 1e3:.0f}, {at_share(times, 0.99) * 1e3:.0f}")
+    lies = [*here.lies, *(each.lie for each in told if each.lie), *tracebacks(here.log)]
+    judgement.none("invariants that did not hold", lies)
+    if dropped:
+        judgement.facts["backends"] = [line for line in here.log.splitlines() if '"event":"backend"' in line]
+        judgement.facts["lost"] = [asdict(each) for each in dropped]
 
 
 def judge_growth(judgement: Judgement, sizes: list[Size], limit: float, seconds: float) -> None:

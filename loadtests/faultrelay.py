@@ -142,6 +142,7 @@ class _Client(asyncio.Protocol):
         self.asked_at = 0.0
         self.answered = 0
         self.dead = False
+        self.sends_at = 0.0  # when all that was put off will be out
         self.odd = False  # of two wrong clocks, which one
         self.held: list[bytes] = []
         self.back: list[bytes] = []
@@ -165,6 +166,7 @@ class _Client(asyncio.Protocol):
         weather = self.relay.weather
         if data.startswith((b"POST ", b"GET ")):
             self.asked_at, self.answered, self.odd = time.monotonic(), 0, not self.odd
+            self.sends_at = 0.0
         if data.startswith(b"POST "):
             self.relay.posts.append(Post(time.monotonic(), _id(data)))
             if weather in HARMS:
@@ -196,9 +198,11 @@ class _Client(asyncio.Protocol):
             return
         if weather is Weather.STOP:
             self.back.append(data)
-        elif weather is Weather.SLOW:
-            late_s = (time.monotonic() - self.asked_at) * (SLOWER - 1)
-            asyncio.get_running_loop().call_later(late_s, _send, self.transport, data)
+        elif weather is Weather.SLOW or self.sends_at:
+            loop = asyncio.get_running_loop()
+            late_s = (time.monotonic() - self.asked_at) * (SLOWER - 1) if weather is Weather.SLOW else 0.0
+            self.sends_at = max(self.sends_at, loop.time() + late_s)  # never before what came earlier
+            loop.call_at(self.sends_at, _send, self.transport, data)
         elif weather in (Weather.RESET, Weather.TRUNCATE) and self.answered > CUT_BYTES:
             _send(self.transport, data[: max(0, CUT_BYTES - before)])
             self.reset() if weather is Weather.RESET else self.transport.close()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -15,40 +14,16 @@ from random import Random
 from loadtests.crowd import Crowd, Told
 from loadtests.faultrelay import FaultRelay, Weather
 from loadtests.judgement import Judgement, at_share
+from loadtests.lag import Lag
 from loadtests.stage import KEY, stage, tracebacks
 from loadtests.storm import Fault, fault
 
-BEAT_S = 0.02
 AROUND_S = 10.0  # of load before everything, and after all is well again
 SOON_S, RETURN_S = 2.0, 5.0
 SHARE = 0.02  # of the requests: a trial each few seconds, where a quarter went before
 SERVED, ATTEMPTS, RISE = 0.001, 1.1, 1.5
 REFUSED_S, RECOVERY_S = 0.1, 3.0
 ENOUGH = 200  # requests whose p99 is worth a word
-
-
-class Lag:
-    """`async with` listens how late this program's own timers come: what the machine adds to every time measured."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[float, float]] = []  # when, and how late
-
-    async def __aenter__(self) -> Lag:
-        self._task = asyncio.create_task(self._listen())
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._task.cancel()
-
-    async def _listen(self) -> None:
-        while True:
-            due = time.monotonic() + BEAT_S
-            await asyncio.sleep(BEAT_S)
-            self.heard.append((due, time.monotonic() - due))
-
-    def p99(self, begin: float, end: float) -> float:
-        """Milliseconds, between two moments."""
-        return at_share([late_s for at, late_s in self.heard if begin <= at < end], 0.99) * 1e3
 
 
 @dataclass(frozen=True)
@@ -94,9 +69,10 @@ def lost(told: Sequence[Told]) -> list[Told]:
     return [each for each in told if not each.left and each.status != 200]
 
 
-def words(told: Sequence[Told]) -> list[str]:
-    """How each was refused."""
-    return [f"{each.status} {each.reason or 'by the backend'}" for each in told]
+def words(told: Sequence[Told], tries: Mapping[str, int] | None = None) -> list[str]:
+    """How each was refused, and after how many backends."""
+    after = {} if tries is None else {each.id: f" after {tries.get(each.id, '?')} backends" for each in told}
+    return [f"{each.status} {each.reason or 'by the backend'}{after.get(each.id, '')}" for each in told]
 
 
 async def single(kind: str, seconds: float, seed: int, rate: float, around_s: float = AROUND_S) -> Judgement:

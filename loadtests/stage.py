@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 
 import httpx
@@ -60,6 +61,7 @@ class Stage:
     gateway: Running
     unlisted: set[int] = field(default_factory=set)  # numbers of relays
     lies: list[str] = field(default_factory=list)
+    retries: float = inf  # that were left at the worst moment
 
     @property
     def api_port(self) -> int:
@@ -73,6 +75,11 @@ class Stage:
     @property
     def log(self) -> str:
         return (self.folder / "gateway.log").read_text()
+
+    def tries(self) -> dict[str, int]:
+        """How many backends each request was sent to, by its id, as the gateway's log says."""
+        lines = (json.loads(line) for line in self.log.splitlines() if line.startswith('{"') and line.endswith("}"))
+        return {line["request_id"]: line["attempts"] for line in lines if line.get("event") == "request"}
 
     def publish(self) -> None:
         """Let the name server list the relays where they are."""
@@ -105,6 +112,7 @@ class Stage:
                 self.lies.append(f"metrics did not answer: {error!r}")
             else:
                 self.lies += [f"negative: {name}" for name, value in samples.items() if value < 0 and counts(name)]
+                self.retries = min(self.retries, samples['headrace_retry_budget{pool="p"}'])
                 held = sum(samples[name] for name in samples if name.startswith(REQUESTS))
                 unclaimed = unclaimed + 1 if held > max(before, waiting()) else 0
                 if unclaimed == 5:  # one that left may not have been noticed at a single look

@@ -57,7 +57,7 @@ loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
 loadtests: capacity decision crowd faultrelay judgement nameserver trickle valkey
-loadtests: rollout stage
+loadtests: lag rollout stage
 loadtests: storm
 loadtests: outage
 loadtests: chaos
