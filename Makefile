@@ -10,7 +10,7 @@ PROMETHEUS := .cache/prometheus/usr/bin/prometheus
 ROTEL := .cache/rotel/bin/python
 NGINX := .cache/nginx/usr/sbin/nginx
 
-.PHONY: demo test test-observability test-console stack image check fmt bench bench-peers chaos soak eval replay dashboards pictures node-client lock clean
+.PHONY: demo test test-observability test-console stack image check fmt bench bench-peers chaos outages soak eval replay dashboards pictures node-client lock clean
 
 demo: $(STAMP) $(if $(REAL),.venv/.real)  ## two emulated backends, the gateway, one answer whole and one streamed (KEEP=1 stays up, REAL=1)
 	@$(BIN)/headrace demo $(if $(KEEP),--keep) $(if $(REAL),--real)
@@ -56,6 +56,10 @@ node-client: $(if $(shell command -v npm),$(NODE_STAMP))  ## OpenAI's library fo
 
 chaos: $(STAMP)         ## faults at random under load, 10 minutes for each of 3 seeds (SECONDS_EACH=60 SEEDS=1)
 	@$(BIN)/python -m loadtests.chaos --seconds $${SECONDS_EACH:-600} --seeds $${SEEDS:-1 2 3}
+
+outages: $(STAMP)       ## each fault alone, everything dead, and a rolling restart (half an hour)
+	@code=0; for run in "chaos --only each --seconds $${SECONDS_EACH:-20} --rate 60 --seeds 1" \
+		"chaos --all --seconds 10 --seeds 1" "rollout"; do $(BIN)/python -m loadtests.$$run || code=1; done; exit $$code
 
 soak: $(STAMP)          ## one hour at a steady load without faults: nothing may grow
 	@$(BIN)/python -m loadtests.chaos --soak --seconds $${SECONDS_EACH:-3600} --seeds 1

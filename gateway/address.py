@@ -136,7 +136,16 @@ def host_and_port(text: str) -> str:
     return text
 
 
+def name_server(text: str) -> str:
+    """`address:port` of a name server: a name would have to be looked up itself."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1,5})", text, re.ASCII)
+    if not found or _ip(found[1] or found[2]) is None or not 0 < int(found[3]) < 65536:
+        raise ValueError(f"read {quoted(text)}: a name server is ADDRESS:PORT, such as 127.0.0.1:8600")
+    return text
+
+
 Listener = Annotated[Address, PlainValidator(listener), PlainSerializer(str, return_type=str, when_used="json")]
 BackendUrl = Annotated[str, AfterValidator(backend_url)]
 Origin = Annotated[str, AfterValidator(origin)]
 DnsName = Annotated[str, AfterValidator(host_and_port)]
+NameServer = Annotated[str, AfterValidator(name_server)]

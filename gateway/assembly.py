@@ -175,7 +175,7 @@ def searches(settings: schema.Config, rng: Random) -> dict[str, Search]:
 def _source(told: Discovery, rng: Random) -> Source:
     if told.dns is not None:
         host, _, port = told.dns.rpartition(":")
-        return Dns(host, int(port))
+        return Dns(host, int(port), told.nameserver)
     assert told.kubernetes is not None
     known = told.kubernetes
     cluster = Cluster.inside()

@@ -69,10 +69,11 @@ class Dns:
     """Every address (A and AAAA) of a name; where the name begins with `_`, every target of its SRV records with its
     own port. Looked up again when the TTL is over."""
 
-    def __init__(self, name: str, port: int, resolver: dns.asyncresolver.Resolver | None = None) -> None:
+    def __init__(self, name: str, port: int, nameserver: str | None = None) -> None:
+        """`nameserver`: its address and port; None for those of the system. Raises Undiscoverable."""
         self._name = name
         self._port = port
-        self._resolver = resolver or _resolver()
+        self._resolver = _resolver(nameserver)
 
     def __repr__(self) -> str:
         return f"<Dns {self._name}:{self._port}>"
@@ -125,7 +126,12 @@ class Dns:
         return [str(address[0]) for *_, address in found]
 
 
-def _resolver() -> dns.asyncresolver.Resolver:
+def _resolver(nameserver: str | None) -> dns.asyncresolver.Resolver:
+    if nameserver is not None:
+        address, _, port = nameserver.rpartition(":")
+        resolver = dns.asyncresolver.Resolver(configure=False)
+        resolver.nameservers, resolver.port = [address.strip("[]")], int(port)
+        return resolver
     try:
         return dns.asyncresolver.Resolver()
     except dns.exception.DNSException as error:

@@ -23,7 +23,8 @@ class Jobs:
         self._seeds = seeds
 
     def job(self, x: Exchange, number: int) -> Job:
-        """Backends tried before are excluded. A request without generated output is one-shot work."""
+        """Backends tried before are excluded, and the time that they took is no wait for a turn. A request without
+        generated output is one-shot work."""
         assert x.tenant is not None
         assert x.call is not None
         tenant, call = x.tenant, x.call
@@ -31,7 +32,7 @@ class Jobs:
         return Job(
             id=number,
             tenant=tenant.name,
-            arrived=x.received_at,
+            arrived=x.received_at + sum(attempt.ended_at - attempt.dispatched_at for attempt in x.attempts),
             class_=x.class_,
             weight=tenant.weight,
             prompt_tokens=max(1, round(call.prompt_bytes / bytes_per_token)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from gateway.address import DnsName
+from gateway.address import DnsName, NameServer
 from gateway.section import HttpPath, Name, Port, Section, if_empty, option
 from gateway.units import Count, Flag, Seconds, Share
 
@@ -20,7 +20,8 @@ class Kubernetes(Section):
 class Discovery(Section):
     """Backends found at run time: `dns` or `kubernetes`."""
 
-    dns: DnsName | None = option(None, "every address of this name")
+    dns: DnsName | None = option(None, "every address of this name; of its SRV records if it begins with `_`")
+    nameserver: NameServer | None = option(None, "who is asked for it; the system's own if left out")
     kubernetes: Annotated[Kubernetes | None, if_empty(None)] = option(None, "every endpoint of a service")
 
 

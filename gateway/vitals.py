@@ -64,7 +64,11 @@ class Vitals:
             {(): sum(1 for _ in Path("/proc/self/fd").iterdir())}
         )
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        yield Gauge("headrace_tasks", "Tasks of the event loop.", total="sum").of({(): self._tasks()})
         yield Gauge("process_max_fds", "Most descriptors that may be open.", total="sum").of({(): most})
+
+    def _tasks(self) -> int:
+        return len(asyncio.all_tasks(self._task.get_loop())) if self._task is not None else 0
 
     async def _listen(self) -> None:
         lag = self.lag.child(())

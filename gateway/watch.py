@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 import msgspec
@@ -19,6 +20,7 @@ LIMIT_S = 1.0  # for a probe: Kubernetes' own default
 SCRAPE_LIMIT_S = 0.5
 SOON_S = 0.2  # until the next probe while the last two do not agree: what is dead is known dead within 2 s
 LAG_S = 0.2
+RESTART_S = 10.0  # no engine loads its model faster: counters that went back twice in this time tell of a wrong clock
 MODELS_S = 10.0  # how often it is asked what it serves
 UNKNOWN = (401, 403, 404, 405, 501)  # somebody is there who does not know the path that engines have, or whom it is for
 NO_METRICS_S = 30.0  # SGLang answers 404 without --enable-metrics; somebody may restart it with them
@@ -58,6 +60,7 @@ class Sight:
     models: frozenset[str] | None = None
     signals: Signals = field(default_factory=Signals)
     signals_at: float = 0.0
+    restarted_at: float = -inf
     scrapes: int = 0
     scrape_s: float = 0.0  # of the loop's time, all scrapes together
 
@@ -159,8 +162,9 @@ class Watch:
             return
         began = self._clock()
         signals = vocabulary.read(answer.body)
-        restarted = signals.restarted_since(sight.signals)
+        restarted = signals.restarted_since(sight.signals) and began - sight.restarted_at > RESTART_S
         sight.signals, sight.signals_at = signals, self._clock()
+        sight.restarted_at = began if restarted else sight.restarted_at
         sight.scrapes += 1
         sight.scrape_s += sight.signals_at - began
         self._seen(restarted)

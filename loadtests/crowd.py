@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -19,6 +21,7 @@ class Told:
 
     sent_at: float
     stream: bool
+    id: str = ""
     status: int = 0
     first_at: float = 0.0
     ended_at: float = 0.0
@@ -46,6 +49,7 @@ class Crowd:
     failed: int = 0
     lies: list[str] = field(default_factory=list)
     going: set[asyncio.Task[None]] = field(default_factory=set)
+    ids: Iterator[int] = field(default_factory=count)
 
     async def run(self, seconds: float) -> None:
         """Send at the rate for so long; who is still served then goes on."""
@@ -72,7 +76,7 @@ class Crowd:
     async def _one(self) -> None:
         rng = self.rng
         stream = rng.random() < 0.7
-        told = Told(time.monotonic(), stream)
+        told = Told(time.monotonic(), stream, f"crowd-{next(self.ids)}")
         self.told.append(told)
         topic = f"topic {rng.randrange(8)} " + " ".join(WORDS) * 20
         words = " ".join(rng.choices(WORDS, k=rng.choice((10, 50, 300))))
@@ -101,7 +105,8 @@ class Crowd:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             token = f"Authorization: Bearer {self.key}\r\n" if self.key else ""
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{token}Content-Length: {len(data)}\r\n"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: {told.id}\r\n{token}"
+            head += f"Content-Length: {len(data)}\r\n"
             writer.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + data)
             lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
             told.backend, told.reason = _field(lines, "x-headrace-backend"), _field(lines, "x-headrace-reason")

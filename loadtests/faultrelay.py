@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Weather(StrEnum):
@@ -15,7 +17,8 @@ class Weather(StrEnum):
 
     FAIR = "fair"
     KILL = "kill"  # nobody listens, and who was connected is reset
-    STOP = "stop"  # connections are accepted, nothing passes: a stopped process, a half-open path
+    STOP = "stop"  # connections are accepted and nothing passes until it goes on: a stopped process
+    HALF_OPEN = "half-open"  # what is sent vanishes, and connections from then stay dead: a path that drops packets
     SLOW = "slow"  # every piece of an answer comes 20 times as late
     ERROR = "error"  # 500 to every request, while its health is fine
     GARBAGE = "garbage"  # no HTTP
@@ -23,6 +26,7 @@ class Weather(StrEnum):
     RESET = "reset"  # RST in the middle of answers
     TRUNCATE = "truncate"  # FIN in the middle of answers
     FLAP = "flap"  # killed and fair in turn, twice a second
+    CLOCK = "clock"  # dates and counters jump back and forth by years, from answer to answer
 
 
 SLOWER = 20.0
@@ -30,17 +34,30 @@ CUT_BYTES = 700  # into an answer
 FLAP_S = 0.5
 ERROR = b'{"error":{"message":"engine is dead","type":"InternalServerError","param":null,"code":500}}'
 FAILED = b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+# The same number of bytes each, so that the framing stays true.
+DATES = (b"Thu, 01 Jan 1970 00:00:07 GMT", b"Tue, 19 Jan 2038 03:14:07 GMT")
+SECONDS = (b"1000000000", b"2147483647")
+DATE = re.compile(rb"(?<=\r\ndate: )\w{3}, [^\r\n]{24}")
+CREATED = re.compile(rb'(?<="created":)\d{10}')
+TOTAL = re.compile(rb"(_total\{[^}\n]*\} )(\d+)(?=\.0\n)")
 HARMS = (Weather.ERROR, Weather.GARBAGE, Weather.HEADERS)  # only requests meet these
+
+
+class Post(NamedTuple):
+    """A request that came: when, and its `x-request-id`."""
+
+    at: float
+    id: str
 
 
 @dataclass(eq=False)
 class FaultRelay:
-    """`await start()`, then set `weather` by `turn`. `posts` are the times of the requests that reached it."""
+    """`await start()`, then set `weather` by `turn`. `posts` are the requests that reached it."""
 
     target_port: int
     port: int = 0
     weather: Weather = Weather.FAIR
-    posts: list[float] = field(default_factory=list)
+    posts: list[Post] = field(default_factory=list)
     _server: asyncio.Server | None = None
     _links: set[_Client] = field(default_factory=set)
     _flapping: asyncio.Task[None] | None = None
@@ -70,6 +87,12 @@ class FaultRelay:
         for link in list(self._links):
             link.weather_changed()
 
+    async def move(self) -> None:
+        """Be somewhere else from now on."""
+        self.stop()
+        self.port = 0
+        await self.start()
+
     def stop(self) -> None:
         """Refuse connections, and reset those that stand."""
         if self._server is not None:
@@ -90,6 +113,19 @@ class FaultRelay:
             await asyncio.sleep(FLAP_S)
 
 
+def _id(head: bytes) -> str:
+    """The id that a request brings; empty: none."""
+    _, _, rest = head.partition(b"\r\nx-request-id: ")
+    return rest.partition(b"\r\n")[0].decode("latin-1")
+
+
+def mistimed(data: bytes, *, odd: bool) -> bytes:
+    """A piece of an answer by a clock that is decades wrong, one way or the other."""
+    data = DATE.sub(DATES[odd], data)
+    data = CREATED.sub(SECONDS[odd], data)
+    return TOTAL.sub(lambda found: found[1] + (b"9" if odd else b"0") * len(found[2]), data)
+
+
 def _send(transport: asyncio.Transport | None, data: bytes) -> None:
     """Whoever has gone meanwhile gets nothing."""
     if data and transport is not None and not transport.is_closing():
@@ -105,6 +141,9 @@ class _Client(asyncio.Protocol):
         self.backend: asyncio.Transport | None = None
         self.asked_at = 0.0
         self.answered = 0
+        self.dead = False
+        self.sends_at = 0.0  # when all that was put off will be out
+        self.odd = False  # of two wrong clocks, which one
         self.held: list[bytes] = []
         self.back: list[bytes] = []
 
@@ -126,18 +165,23 @@ class _Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         weather = self.relay.weather
         if data.startswith((b"POST ", b"GET ")):
-            self.asked_at, self.answered = time.monotonic(), 0
+            self.asked_at, self.answered, self.odd = time.monotonic(), 0, not self.odd
+            self.sends_at = 0.0
         if data.startswith(b"POST "):
-            self.relay.posts.append(time.monotonic())
+            self.relay.posts.append(Post(time.monotonic(), _id(data)))
             if weather in HARMS:
                 self._harm(weather)
                 return
-        self.held.append(data)
-        self.weather_changed()
+        if not self.dead:
+            self.held.append(data)
+            self.weather_changed()
 
     def weather_changed(self) -> None:
         """Let pass what may pass now."""
-        if self.relay.weather is Weather.STOP:
+        if self.relay.weather is Weather.HALF_OPEN:
+            self.dead = True
+            self.held, self.back = [], []
+        if self.relay.weather is Weather.STOP or self.dead:
             return
         if self.backend is not None:
             held, self.held = self.held, []
@@ -150,16 +194,20 @@ class _Client(asyncio.Protocol):
         assert self.transport is not None
         weather, before = self.relay.weather, self.answered
         self.answered += len(data)
+        if self.dead:
+            return
         if weather is Weather.STOP:
             self.back.append(data)
-        elif weather is Weather.SLOW:
-            late_s = (time.monotonic() - self.asked_at) * (SLOWER - 1)
-            asyncio.get_running_loop().call_later(late_s, _send, self.transport, data)
+        elif weather is Weather.SLOW or self.sends_at:
+            loop = asyncio.get_running_loop()
+            late_s = (time.monotonic() - self.asked_at) * (SLOWER - 1) if weather is Weather.SLOW else 0.0
+            self.sends_at = max(self.sends_at, loop.time() + late_s)  # never before what came earlier
+            loop.call_at(self.sends_at, _send, self.transport, data)
         elif weather in (Weather.RESET, Weather.TRUNCATE) and self.answered > CUT_BYTES:
             _send(self.transport, data[: max(0, CUT_BYTES - before)])
             self.reset() if weather is Weather.RESET else self.transport.close()
         else:
-            _send(self.transport, data)
+            _send(self.transport, mistimed(data, odd=self.odd) if weather is Weather.CLOCK else data)
 
     def _harm(self, weather: Weather) -> None:
         assert self.transport is not None
@@ -205,5 +253,5 @@ class _Backend(asyncio.Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.client.relay.weather is not Weather.STOP and self.client.transport is not None:
+        if self.client.relay.weather is not Weather.STOP and not self.client.dead and self.client.transport is not None:
             self.client.transport.close()

@@ -1,6 +1,6 @@
 """A rolling restart under load: two gateways behind a TCP balancer, then every backend, one by one. Nobody may notice.
 
-python -m loadtests.rollout
+python -m loadtests.rollout. The exit code is 1 if anybody noticed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import signal
 import sys
 import tempfile
-from collections import Counter
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +22,7 @@ import httpx
 
 from gateway.processes import Running, running
 from loadtests.crowd import Crowd
+from loadtests.judgement import Judgement, deliver, progress
 
 KEY, TOKEN = "rollout", "rollout-admin"
 NOTICE_S = 0.5  # between two looks of the balancer
@@ -136,46 +137,64 @@ async def undrained(replicas: list[Replica], url: str) -> None:
             (await http.post(f"{admin}/undrain", json={"url": url})).raise_for_status()
 
 
-async def rollout(rate: float, backends: int = 3) -> int:
-    """One run. Returns the exit code."""
+@asynccontextmanager
+async def replicas(folder: Path, urls: list[str]) -> AsyncIterator[list[Replica]]:
+    """Two gateways before those backends."""
+    pool = {"engine": "vllm", "health": {"interval": "1s"}, "backends": [{"url": url} for url in urls]}
+    tenants = {"crowd": {"keys": [{"sha256": sha256(KEY.encode()).hexdigest()}]}}
+    config: dict[str, object] = {"pools": {"p": pool}, "models": {"m": {"pool": "p"}}, "tenants": tenants}
+    with ExitStack() as stack:
+        found = [Replica(folder / f"gateway-{number}", config) for number in range(2)]
+        for replica in found:
+            stack.callback(replica.close)
+            await replica.start()
+        yield found
+
+
+async def rollout(rate: float, seed: int = 1, backends: int = 3, pause_s: float = 4.0) -> Judgement:
+    """One run, with so long between two restarts."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         engines: list[tuple[str, ExitStack]] = []
         for number in range(backends):
-            url, own = await engine(folder, number, 0)
+            engines.append(await engine(folder, number, 0))
             stack.callback(lambda number=number: engines[number][1].close())  # type: ignore[misc]
-            engines.append((url, own))
-        pool = {"engine": "vllm", "health": {"interval": "1s"}, "backends": [{"url": url} for url, _ in engines]}
-        tenants = {"crowd": {"keys": [{"sha256": sha256(KEY.encode()).hexdigest()}]}}
-        config: dict[str, object] = {"pools": {"p": pool}, "models": {"m": {"pool": "p"}}, "tenants": tenants}
-        replicas = [Replica(folder / f"gateway-{number}", config) for number in range(2)]
-        for replica in replicas:
-            stack.callback(replica.close)
-            await replica.start()
-        balancer = Balancer(replicas)
-        looking = asyncio.create_task(balancer.look())
-        server = await asyncio.start_server(balancer.serve, "127.0.0.1", 0, backlog=1024)
-        crowd = Crowd(server.sockets[0].getsockname()[1], rate, Random(1), KEY, leave=0.0)
-        asking = asyncio.create_task(crowd.run(3600.0))
-        await asyncio.sleep(4.0)
-        codes = []
-        for replica in replicas:
-            codes.append(await replica.restart())
-            await asyncio.sleep(3.0)
-        for number, (url, own) in enumerate(engines):
-            await drained(replicas, url)
-            await asyncio.to_thread(own.close)
-            engines[number] = await engine(folder, number, int(url.rsplit(":", 1)[1]))
-            await undrained(replicas, url)
-            await asyncio.sleep(4.0)
-        asking.cancel()
-        await crowd.finish()
-        looking.cancel()
-        server.close()
+        async with replicas(folder, [url for url, _ in engines]) as gateways:
+            balancer = Balancer(gateways)
+            looking = asyncio.create_task(balancer.look())
+            server = await asyncio.start_server(balancer.serve, "127.0.0.1", 0, backlog=1024)
+            crowd = Crowd(server.sockets[0].getsockname()[1], rate, Random(seed), KEY, leave=0.0)
+            asking = asyncio.create_task(crowd.run(3600.0))
+            await asyncio.sleep(pause_s)
+            codes = []
+            for replica in gateways:
+                codes.append(await replica.restart())
+                await asyncio.sleep(pause_s)
+            for number, (url, own) in enumerate(engines):
+                await drained(gateways, url)
+                await asyncio.to_thread(own.close)
+                engines[number] = await engine(folder, number, int(url.rsplit(":", 1)[1]))
+                await undrained(gateways, url)
+                await asyncio.sleep(pause_s)
+            asking.cancel()
+            await crowd.finish()
+            looking.cancel()
+            server.close()
     failed = [each for each in crowd.told if not each.whole]
-    print(f"rollout: {len(crowd.told)} requests, {len(failed)} failed", end=" ")
-    print(dict(Counter((each.status, each.code or each.lie[:60]) for each in failed)), f"exit codes {codes}")
-    return 1 if failed or any(codes) else 0
+    judgement = Judgement(f"rolling restart of 2 gateways and {backends} backends, seed {seed}")
+    judgement.tell("requests", len(crowd.told))
+    judgement.none("failed", [f"{each.status} {each.code or each.lie}" for each in failed])
+    judgement.none("gateways that did not end well", [f"exit code {code}" for code in codes if code])
+    return judgement
+
+
+async def judged(rate: float, seeds: list[int]) -> list[Judgement]:
+    """A run for each seed."""
+    found = []
+    for seed in seeds:
+        async with progress(f"rolling restart, seed {seed}", 45.0):
+            found.append(await rollout(rate, seed))
+    return found
 
 
 async def engine(folder: Path, number: int, port: int) -> tuple[str, ExitStack]:
@@ -189,7 +208,10 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--rate", type=float, default=15.0, help="requests per second")
-    sys.exit(asyncio.run(rollout(parser.parse_args().rate)))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    asked = parser.parse_args()
+    sys.exit(deliver(asyncio.run(judged(asked.rate, asked.seeds)), as_json=asked.json))
 
 
 if __name__ == "__main__":

@@ -62,8 +62,11 @@ loadtests: phases dialects.shape
 loadtests: dialects.chat dialects.messages dialects.responses taps generation
 loadtests: faults oneshot
 loadtests: emulator replay report overhead
-loadtests: capacity decision crowd faultrelay trickle
-loadtests: chaos rollout
+loadtests: capacity decision crowd faultrelay judgement nameserver trickle valkey
+loadtests: lag rollout stage
+loadtests: storm
+loadtests: outage
+loadtests: chaos
 gateway: demo emulate keys logview topview
 gateway: adminport
 gateway: tenants backends top doctor canary

@@ -601,3 +601,22 @@ async def test_a_restarted_engine_is_another_backend(tmp_path: Path) -> None:
             await gateway.eventually(lambda: (a.url, "restarted") in gateway.states, "the restart is seen")
             assert (await told())["incarnation"] == first["incarnation"] + 1
             assert (await ask(gateway.port, chat())).status == 200
+
+
+async def test_counters_that_go_back_again_and_again_are_no_restarts(tmp_path: Path) -> None:
+    """One that fails every request and whose clock is wrong would be acquitted with every look at its metrics."""
+    looks = 0
+
+    def engine(request: Request) -> tuple[int, bytes] | None:
+        nonlocal looks
+        if request.target != "/metrics":
+            return well(request)
+        looks += 1
+        return 200, b"vllm:num_requests_running 0\nvllm:generation_tokens_total %d\n" % (1000 - looks)
+
+    async with Fake(healthy, control=engine) as a:
+        config, http = await administered(tmp_path, a.url)
+        async with http, GatewayProcess(config, tmp_path) as gateway:
+            await up(gateway, a)
+            await gateway.eventually(lambda: looks > 8, "its metrics were read again and again")
+            assert gateway.states.count((a.url, "restarted")) == 1

@@ -64,6 +64,26 @@ async def test_b039_nothing_is_retried_after_the_first_bytes(tmp_path: Path) -> 
         assert a.hits == b.hits == 2
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_time_at_a_backend_that_failed_is_no_wait_for_a_place(tmp_path: Path, mode: dict[str, Any]) -> None:
+    """It breaks off before its first byte, after longer than a request may wait in the queue: the other one serves."""
+
+    async def breaking(connection: FakeConnection) -> None:
+        await connection.request()
+        await asyncio.sleep(0.6)
+        connection.reset()
+
+    config = pool("", "", routing="round_robin", timeouts={"headers": "20s"})
+    config["classes"] = {"interactive": {"max_wait": "300ms"}}
+    async with Fake(breaking) as a, Fake(healthy) as b:
+        for told, fake in zip(config["pools"]["p"]["backends"], (a, b), strict=True):
+            told["url"] = fake.url
+        async with GatewayProcess(config, tmp_path) as gateway:
+            for _ in range(2):
+                assert (await ask(gateway.port, chat(**mode))).status == 200
+    assert a.hits
+
+
 async def test_b040_retries_do_not_multiply(tmp_path: Path) -> None:
     """Three backends that always refuse: each request is tried once on each, and the metrics agree."""
     count = 4  # of each kind: as many as the floor of the budget allows

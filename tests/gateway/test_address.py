@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.address import Address, backend_url, host_and_port, listener, off_limits, origin
+from gateway.address import Address, backend_url, host_and_port, listener, name_server, off_limits, origin
 
 STEADY = settings(deadline=None, derandomize=True)
 
@@ -179,3 +179,12 @@ def test_origins_and_service_names() -> None:
     for wrong in ("vllm", "vllm:", "vllm:0", "vllm:99999", "a b:1", "http://vllm:80"):
         with pytest.raises(ValueError):
             host_and_port(wrong)
+
+
+def test_a_name_server_is_an_address() -> None:
+    """Its name could not be looked up."""
+    assert name_server("127.0.0.1:8600") == "127.0.0.1:8600"
+    assert name_server("[fd00::1]:53") == "[fd00::1]:53"
+    for wrong in ("127.0.0.1", "ns.svc:53", "127.0.0.1:0", "fd00::1:53", "127.1:53", "1.2.3.4:99999"):
+        with pytest.raises(ValueError):
+            name_server(wrong)

@@ -31,6 +31,7 @@ TYPES: list[tuple[Any, str]] = [
     (address.Listener, "host:port"),
     (address.BackendUrl, "URL"),
     (address.DnsName, "name:port"),
+    (address.NameServer, "address:port"),
     (section.Name, "name"),
     (section.Names, "list of names"),
     (section.Port, "port"),

@@ -11,56 +11,12 @@ from random import Random
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import dns.asyncresolver
-import dns.flags
-import dns.message
-import dns.rcode
-import dns.rrset
 import pytest
 
 from gateway.discovery import Cluster, Dns, Endpoint, Kubernetes, Source, Undiscoverable, allowed
+from loadtests.nameserver import Mood, name_server
 
 pytestmark = pytest.mark.anyio
-
-
-class NameServer(asyncio.DatagramProtocol):
-    """Answers from `zone`: by name and type, a TTL and the records as text. `silent` drops every question."""
-
-    def __init__(self) -> None:
-        self.zone: dict[tuple[str, str], tuple[int, list[str]]] = {}
-        self.silent = False
-        self.asked = 0
-
-    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
-        self.transport = transport
-
-    def datagram_received(self, data: bytes, addr: Any) -> None:
-        self.asked += 1
-        if self.silent:
-            return
-        question = dns.message.from_wire(data)
-        reply = dns.message.make_response(question)
-        name, kind = question.question[0].name, question.question[0].rdtype
-        shown = name.to_text().rstrip(".")
-        if not any(known == shown for known, _ in self.zone):
-            reply.set_rcode(dns.rcode.NXDOMAIN)
-        found = self.zone.get((shown, dns.rdatatype.to_text(kind)))
-        if found and found[1]:
-            reply.answer.append(dns.rrset.from_text(name, found[0], "IN", dns.rdatatype.to_text(kind), *found[1]))
-        self.transport.sendto(reply.to_wire(), addr)
-
-
-@asynccontextmanager
-async def name_server() -> AsyncIterator[tuple[NameServer, dns.asyncresolver.Resolver]]:
-    loop = asyncio.get_running_loop()
-    transport, server = await loop.create_datagram_endpoint(NameServer, ("127.0.0.1", 0))
-    resolver = dns.asyncresolver.Resolver(configure=False)
-    resolver.nameservers = ["127.0.0.1"]
-    resolver.port = transport.get_extra_info("sockname")[1]
-    try:
-        yield server, resolver
-    finally:
-        transport.close()
 
 
 class Watching:
@@ -91,12 +47,12 @@ class Watching:
 
 async def test_dns_follows_the_records_when_their_time_is_over() -> None:
     """A and AAAA together; a change within the TTL; an emptied name is nobody."""
-    async with name_server() as (server, resolver):
+    async with name_server() as server:
         server.zone = {
             ("vllm.svc", "A"): (1, ["10.0.0.2", "10.0.0.1"]),
             ("vllm.svc", "AAAA"): (1, ["fd00::1"]),
         }
-        async with Watching(Dns("vllm.svc", 8000, resolver)) as seen:
+        async with Watching(Dns("vllm.svc", 8000, server.address)) as seen:
             first = [Endpoint("10.0.0.1", 8000), Endpoint("10.0.0.2", 8000), Endpoint("fd00::1", 8000)]
             await seen.until(lambda: seen.last == first)
             server.zone["vllm.svc", "A"] = (1, ["10.0.0.3"])
@@ -105,29 +61,30 @@ async def test_dns_follows_the_records_when_their_time_is_over() -> None:
             await seen.until(lambda: seen.last == [])
 
 
-async def test_dns_that_does_not_answer_changes_nothing() -> None:
-    """Who is known stays known."""
-    async with name_server() as (server, resolver):
+@pytest.mark.parametrize("mood", [Mood.SILENT, Mood.FAILS])
+async def test_dns_that_does_not_know_changes_nothing(mood: Mood) -> None:
+    """Who is known stays known, whether nobody answers or somebody says that he cannot tell."""
+    async with name_server() as server:
         server.zone = {("vllm.svc", "A"): (1, ["10.0.0.1"])}
-        async with Watching(Dns("vllm.svc", 8000, resolver)) as seen:
+        async with Watching(Dns("vllm.svc", 8000, server.address)) as seen:
             await seen.until(lambda: seen.last)
-            server.silent, asked = True, server.asked
+            server.mood, asked = mood, server.asked
             await seen.until(lambda: server.asked > asked + 1)
             assert seen.last == [Endpoint("10.0.0.1", 8000)]
-            server.silent = False
+            server.mood = Mood.ANSWERS
             server.zone["vllm.svc", "A"] = (1, ["10.0.0.9"])
             await seen.until(lambda: seen.last == [Endpoint("10.0.0.9", 8000)])
 
 
 async def test_srv_records_bring_their_ports() -> None:
     """Each target with its own."""
-    async with name_server() as (server, resolver):
+    async with name_server() as server:
         server.zone = {
             ("_vllm._tcp.svc", "SRV"): (1, ["0 0 8001 a.svc.", "0 0 8002 b.svc."]),
             ("a.svc", "A"): (1, ["10.0.0.1"]),
             ("b.svc", "A"): (1, ["10.0.0.2"]),
         }
-        async with Watching(Dns("_vllm._tcp.svc", 1, resolver)) as seen:
+        async with Watching(Dns("_vllm._tcp.svc", 1, server.address)) as seen:
             await seen.until(lambda: seen.last == [Endpoint("10.0.0.1", 8001), Endpoint("10.0.0.2", 8002)])
 
 
