@@ -7,7 +7,8 @@ from itertools import product
 
 from gateway.errors import Fault
 from gateway.exchange import Attempt, Exchange, Metered
-from gateway.metrics import BYTES, Counter, Family, Gauge, Histogram
+from gateway.metrics import Counter, Family, Gauge, Histogram
+from gateway.oneshotmetrics import OneShotMetrics
 from gateway.reading import GAP_BOUNDS_S
 from gateway.timeline import Objective, Parts, Verdict, phase, tpot_s
 from policies.types import Usage, Wait
@@ -182,30 +183,6 @@ class Series:
         self.request.show(x.ended_at - x.received_at, *trace)
         if x.ttft_s is not None:
             self.ttft.show(x.ttft_s, *trace)
-
-
-class OneShotMetrics:
-    """Families about embeddings, rerank, audio, images: work whose answer is not made of tokens."""
-
-    def __init__(self) -> None:
-        labels = ("model", "endpoint")
-        text = "of embeddings, rerank, audio, images and other endpoints that make no tokens."
-        self.seconds = Histogram("headrace_oneshot_seconds", f"From accept to the last byte, {text}", *labels)
-        self.sent = Histogram("headrace_oneshot_request_bytes", f"Request bodies {text}", *labels, bounds=BYTES)
-        self.answered = Histogram("headrace_oneshot_response_bytes", f"Answers {text}", *labels, bounds=BYTES)
-
-    def metrics(self) -> Iterator[Family]:
-        """All of them."""
-        yield from (self.seconds, self.sent, self.answered)
-
-    def count(self, x: Exchange, model: str) -> None:
-        """A request has ended."""
-        key = (model, x.endpoint.path)
-        self.seconds.child(key).observe(x.ended_at - x.received_at)
-        if x.call is not None:
-            self.sent.child(key).observe(x.call.length)
-        if not x.fault:
-            self.answered.child(key).observe(x.bytes_out or (x.meter.bytes_in if x.meter is not None else 0))
 
 
 class PoolMetrics:

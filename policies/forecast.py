@@ -1,11 +1,11 @@
-"""How long those who wait will wait, from how fast the queue has drained."""
+"""How the pool stands, and how long those who wait will wait: from how fast the queue has drained."""
 
 from __future__ import annotations
 
 from policies.backend import Ticket
 from policies.estimate import Drain
 from policies.pool import Pool
-from policies.types import Place
+from policies.types import Place, Statistics
 from policies.waiting import WaitingRoom
 
 SHORTEST_S, LONGEST_S = 1.0, 60.0  # of what refused clients are told
@@ -32,3 +32,15 @@ class Forecast:
         """Where the ticket stands among those of its class, waiting or not; O(waiting)."""
         ahead, tokens = self._room.ahead(ticket)
         return Place(ahead + 1, tokens / self.rate(now))
+
+    def statistics(self, now: float) -> Statistics:
+        """A snapshot."""
+        tiers = self._room.tiers
+        return Statistics(
+            queued={name: tier.queue.requests for name, tier in tiers.items()},
+            queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
+            backends=self._pool.statistics(now),
+            prefill_rate=self._pool.times.rate,
+            drain_rate=self.rate(now),
+            index_pieces=len(self._pool.index),
+        )

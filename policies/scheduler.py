@@ -205,15 +205,7 @@ class Scheduler:
 
     def statistics(self, now: float) -> Statistics:
         """A snapshot."""
-        tiers = self._room.tiers
-        return Statistics(
-            queued={name: tier.queue.requests for name, tier in tiers.items()},
-            queued_tokens={name: tier.queue.tokens for name, tier in tiers.items()},
-            backends=self._pool.statistics(now),
-            prefill_rate=self._pool.times.rate,
-            drain_rate=self._forecast.rate(now),
-            index_pieces=len(self._pool.index),
-        )
+        return self._forecast.statistics(now)
 
     def publish(self, now: float) -> tuple[RemoteLoad, ...]:
         """What this gateway has on each backend, and what it would send there next: to be told to the others."""

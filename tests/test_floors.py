@@ -27,7 +27,7 @@ gateway: poolschema rolloutschema hypotheses
 gateway: schema errors backend catalog sharedaccount signals discovery diagnosis
 gateway: consistency exchange isolation sharedstore eligible blame doors
 gateway: config wire answers dialects reply timeline waking
-gateway: reading turn jobs pool given errand requestlog spans recent feed page
+gateway: reading oneshotmetrics turn jobs pool given errand requestlog spans recent feed page
 gateway: sse auth upstream dispatch connection requestmetrics quota watch lateness tracing versions poolmetrics
 gateway: relay telemetry logs generation ledger roster hedge
 gateway: fleetmetrics
