@@ -55,18 +55,25 @@ class GatewayProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "gateway.cli", *arguments, stderr=log, env=self._environ
             )
-        process = self._process
+        try:
+            await self._begun(self._process)
+        except BaseException:
+            self._process.kill()  # an event loop does not close before the last of its children has ended
+            await self._process.wait()
+            raise
+        return self
+
+    async def _begun(self, process: asyncio.subprocess.Process) -> None:
         await self.eventually(
             lambda: "headrace serves" in self.log or process.returncode is not None,
             "the gateway is up",
-            timeout_s=20 * self._workers,
+            timeout_s=20 * self._workers * busy(),
         )
         found = re.search(r"serves https?://\S+:(\d+)/v1 .*:(\d+)\)", self.log)
         assert found, self.log
         self.port, self.admin_port = int(found[1]), int(found[2])
         await self.get("/metrics")
         self._fds = self.fds
-        return self
 
     async def begin(self) -> None:
         """Another test begins on the same process: counters and log are read from here on."""
