@@ -145,6 +145,7 @@ class _Client(asyncio.Protocol):
         self.answered = 0
         self.id = ""  # of the request that came last
         self.dead = False
+        self.backend_left = False
         self.sends_at = 0.0  # when all that was put off will be out
         self.odd = False  # of two wrong clocks, which one
         self.held: list[bytes] = []
@@ -195,6 +196,14 @@ class _Client(asyncio.Protocol):
             _send(self.backend, b"".join(held))
         back, self.back = self.back, []
         _send(self.transport, b"".join(back))
+        if self.backend_left:
+            self.left()
+
+    def left(self) -> None:
+        """The backend closed its side. Who is stopped cannot say so yet, and a dead path never can."""
+        self.backend_left = True
+        if self.relay.weather is not Weather.STOP and not self.dead and self.transport is not None:
+            self.transport.close()
 
     def answer(self, data: bytes) -> None:
         """A piece of the backend's."""
@@ -260,5 +269,4 @@ class _Backend(asyncio.Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.client.relay.weather is not Weather.STOP and not self.client.dead and self.client.transport is not None:
-            self.client.transport.close()
+        self.client.left()
