@@ -32,16 +32,27 @@ from loadtests.storm import Storm, kinds, requests_to
 
 WARM_S = 5.0
 CALM_S = 8.0  # after the last fault of a storm
+SURGE, SURGE_S = 300, 0.5
 WARMING = 0.25  # of a run, whatever it is: caches and histories fill
 ENOUGH_S = 120.0  # below that nobody can tell growth from warming up
 GROWN = {"chaos": 0.02, "soak": 0.01}
 SPARE = 4  # tasks and descriptors more than before: a probe or a scrape is always under way somewhere
 
 
+async def surge(here: Stage, seed: int) -> None:
+    """More at once than will ever be again: what the allocator took for a peak it does not give back."""
+    crowd = Crowd(here.api_port, SURGE / SURGE_S, Random(seed), KEY)
+    await crowd.run(SURGE_S)
+    await crowd.finish()
+    for relay in here.relays:
+        relay.posts.clear()
+
+
 async def chaos(seconds: float, seed: int, rate: float) -> Judgement:
     """One run."""
     with tempfile.TemporaryDirectory() as folder:
         async with stage(Path(folder)) as here, Lag() as lag:
+            await surge(here, seed)
             crowd = Crowd(here.api_port, rate, Random(seed), KEY)
             watching = asyncio.create_task(here.watch(lambda: len(crowd.going)))
             await crowd.run(WARM_S)
@@ -68,13 +79,16 @@ def judge(judgement: Judgement, here: Stage, told: Sequence[Told], storm: Storm,
     failed = outage.lost(told)
     own = [each for each in failed if each.status == 500 and not each.reason]  # a backend's own word
     busy = [each for each in failed if each.reason == "gateway_busy" and starved]
-    dropped = [each for each in failed if each not in own and each not in busy]
+    vanished = {number for relay in here.relays for number in relay.vanished}
+    hung = [each for each in failed if each.status == 504 and each.id in vanished]
+    dropped = [each for each in failed if not any(each in told for told in (own, busy, hung))]
     judgement.tell("requests", len(told))
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(storm.count.items()))
     judgement.tell("faults", sum(storm.count.values()), faults)
     judgement.tell("this machine: timers late by p99 (ms)", round(lag.p99(), 1))
     judgement.none("lost before the first byte", outage.words(dropped, here.tries()))
     judgement.tell("refused since this machine starved the gateway", len(busy))
+    judgement.tell("told 504 where every packet had vanished", len(hung))
     judgement.tell("told a backend's own 500", len(own))
     judgement.tell("streams that broke, and said so", sum(1 for each in told if each.code == "error frame"))
     judgement.tell("clients that left", sum(1 for each in told if each.left))
@@ -104,6 +118,7 @@ async def soak(seconds: float, seed: int, rate: float) -> Judgement:
     """A steady load. Nothing may have grown between a quarter of the time and its end."""
     with tempfile.TemporaryDirectory() as folder:
         async with stage(Path(folder)) as here:
+            await surge(here, seed)
             crowd = Crowd(here.api_port, rate, Random(seed), KEY)
             watching = asyncio.create_task(here.watch(lambda: len(crowd.going)))
             sizes, left = [], []

@@ -141,7 +141,7 @@ class Crowd:
         if failed:
             told.code = "error frame"
         if told.whole == failed:
-            told.lie = "a stream that ended without its end, or with two"
+            told.lie = f"a stream that ended {'with two ends' if failed else 'without its end'}: {text[-100:]!r}"
         if not text.rstrip().endswith(b"0"):
             told.lie = told.lie or "a chunked body without its last chunk"
 

@@ -52,12 +52,14 @@ class Post(NamedTuple):
 
 @dataclass(eq=False)
 class FaultRelay:
-    """`await start()`, then set `weather` by `turn`. `posts` are the requests that reached it."""
+    """`await start()`, then set `weather` by `turn`. `posts` are the requests that reached it, `vanished` the ids of
+    those that no answer could reach: nobody who waits for one can know that no engine works on it."""
 
     target_port: int
     port: int = 0
     weather: Weather = Weather.FAIR
     posts: list[Post] = field(default_factory=list)
+    vanished: set[str] = field(default_factory=set)
     _server: asyncio.Server | None = None
     _links: set[_Client] = field(default_factory=set)
     _flapping: asyncio.Task[None] | None = None
@@ -141,7 +143,9 @@ class _Client(asyncio.Protocol):
         self.backend: asyncio.Transport | None = None
         self.asked_at = 0.0
         self.answered = 0
+        self.id = ""  # of the request that came last
         self.dead = False
+        self.backend_left = False
         self.sends_at = 0.0  # when all that was put off will be out
         self.odd = False  # of two wrong clocks, which one
         self.held: list[bytes] = []
@@ -168,7 +172,10 @@ class _Client(asyncio.Protocol):
             self.asked_at, self.answered, self.odd = time.monotonic(), 0, not self.odd
             self.sends_at = 0.0
         if data.startswith(b"POST "):
-            self.relay.posts.append(Post(time.monotonic(), _id(data)))
+            self.id = _id(data)
+            self.relay.posts.append(Post(time.monotonic(), self.id))
+            if self.dead:
+                self.relay.vanished.add(self.id)
             if weather in HARMS:
                 self._harm(weather)
                 return
@@ -180,6 +187,7 @@ class _Client(asyncio.Protocol):
         """Let pass what may pass now."""
         if self.relay.weather is Weather.HALF_OPEN:
             self.dead = True
+            self.relay.vanished.add(self.id)
             self.held, self.back = [], []
         if self.relay.weather is Weather.STOP or self.dead:
             return
@@ -188,6 +196,14 @@ class _Client(asyncio.Protocol):
             _send(self.backend, b"".join(held))
         back, self.back = self.back, []
         _send(self.transport, b"".join(back))
+        if self.backend_left:
+            self.left()
+
+    def left(self) -> None:
+        """The backend closed its side. Who is stopped cannot say so yet, and a dead path never can."""
+        self.backend_left = True
+        if self.relay.weather is not Weather.STOP and not self.dead and self.transport is not None:
+            self.transport.close()
 
     def answer(self, data: bytes) -> None:
         """A piece of the backend's."""
@@ -253,5 +269,4 @@ class _Backend(asyncio.Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.client.relay.weather is not Weather.STOP and not self.client.dead and self.client.transport is not None:
-            self.client.transport.close()
+        self.client.left()

@@ -61,7 +61,9 @@ async def test_when_every_backend_stalls_the_budget_bounds_the_second_attempts(t
     async with (
         Fake(stalled) as a,
         Fake(stalled) as b,
-        GatewayProcess(pool(a.url, b.url, concurrency=64, retries={"hedge": {"after": "50ms"}}), tmp_path) as gateway,
+        GatewayProcess(
+            pool(a.url, b.url, concurrency=64, retries={"hedge": {"after": "50ms"}}, timeouts=PATIENT), tmp_path
+        ) as gateway,
     ):
         begun = time.monotonic()
         clients = [RawClient(gateway.port) for _ in range(40)]
