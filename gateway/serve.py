@@ -30,6 +30,7 @@ from gateway.rest import api
 from gateway.wire import ENDPOINTS
 
 BACKLOG = 4096
+SILENT_S, PROBE_S, PROBES = 30, 10, 3  # a client that is cut off holds what it has for a minute at most
 CUT_S = 1.0  # how long answers that were cut short may take to tell their clients so
 
 
@@ -57,8 +58,13 @@ class Seat:
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket that listens. Raises OSError with the address in its message."""
+    """A socket that listens. Raises OSError with the address in its message. Peers that vanish without a word are
+    noticed: connections that are accepted inherit the kernel's probes."""
     sock = bind(host, port, shared=shared)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
     sock.listen(BACKLOG)
     return sock
 
