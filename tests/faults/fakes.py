@@ -136,10 +136,10 @@ class Fake:
         finally:
             connection.finish()
             writer.transport.abort()
-            # A reset that nobody asked about is reported when the garbage collector finds it, in whatever test that is.
-            with suppress(OSError):
-                await writer.wait_closed()
             self.tasks.discard(task)
+            # A reset that nobody asked about is reported when the garbage collector finds it, in whatever test that is.
+            with suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
 
 
 class FakeConnection:
