@@ -208,8 +208,8 @@ class Exchange:
         return self.attempts if len(self.attempts) < 2 else sorted(self.attempts, key=attrgetter("number"))
 
     def waits(self) -> Iterator[tuple[float, float]]:
-        """From when to when it waited for a backend: before each attempt that had no other beside it, and for another
-        one that never came."""
+        """From when to when it waited for a backend: before each attempt that had no other beside it, or for one that
+        never came."""
         since = self.queued_at
         if not since:
             return
@@ -217,13 +217,16 @@ class Exchange:
             if attempt.dispatched_at >= since:
                 yield since, attempt.dispatched_at
             since = max(since, attempt.ended_at or attempt.dispatched_at)
-        if not self.attempts or self.attempts[-1].failed:
+        if not self.attempts:
             yield since, self.ended_at
 
     @property
     def queue_wait_s(self) -> float:
-        """Time spent waiting for a backend, all attempts together."""
-        return sum(until - since for since, until in self.waits())
+        """Time spent waiting for a backend, all attempts together, and at last for another one that never came."""
+        waited_s = sum(until - since for since, until in self.waits())
+        if self.attempts and self.attempts[-1].failed:
+            waited_s += self.ended_at - max(attempt.ended_at for attempt in self.attempts)
+        return waited_s
 
     @property
     def ttft_s(self) -> float | None:
