@@ -32,7 +32,7 @@ class Jobs:
         return Job(
             id=number,
             tenant=tenant.name,
-            arrived=x.received_at + sum(attempt.ended_at - attempt.dispatched_at for attempt in x.attempts),
+            arrived=x.received_at + sum(each.ended_at - each.dispatched_at for each in x.attempts if each.ended_at),
             class_=x.class_,
             weight=tenant.weight,
             prompt_tokens=max(1, round(call.prompt_bytes / bytes_per_token)),

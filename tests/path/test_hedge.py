@@ -123,7 +123,7 @@ async def test_a_second_attempt_that_is_faster_is_the_answer() -> None:
     what the tenant used is counted once."""
     async with fleet(Cast(muted, telling)) as fakes, House(hedging(*fakes, tenants=TENANT), fakes) as house:
         budget = house.gateway.dispatcher.pools["p"].retries
-        before = budget.balance
+        before = budget.balance(house.gateway.clock())
         wire, line = await asked(house, AUTH)
         assert whole(wire) and wire.response().body.count(b'"content"') == 3
         (slow,) = [fake for fake in fakes if fake.closed]
@@ -135,7 +135,7 @@ async def test_a_second_attempt_that_is_faster_is_the_answer() -> None:
         assert hedges(house) == {"won": 1}
         assert not metric(house, "headrace_upstream_failures_total") and not metric(house, "headrace_retries_total")
         budget.allows(1, house.gateway.clock())
-        assert before - 1.2 < budget.balance < before - 0.8
+        assert before - 1.2 < budget.balance(house.gateway.clock()) < before - 0.8
         assert line["ttft_ms"] >= AFTER_S * 1000 and line["queue_ms"] < AFTER_S * 1000
 
 
