@@ -75,14 +75,14 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def started(stack: ExitStack, folder: Path, told: dict[str, Any], **files: str) -> Service:
+def started(stack: ExitStack, folder: Path, told: dict[str, Any], *arguments: str, **files: str) -> Service:
     """A gateway with this configuration and the files beside it, on free ports unless it says otherwise."""
     path = folder / "headrace.yaml"
     for name, text in files.items():
         (folder / name).write_text(text)
     server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"} | told.get("server", {})
     path.write_text(json.dumps(told | {"server": server}))  # JSON is YAML
-    return serving(stack, folder, "-c", str(path))
+    return serving(stack, folder, "-c", str(path), *arguments)
 
 
 def serving(stack: ExitStack, folder: Path, *arguments: str) -> Service:

@@ -14,11 +14,17 @@ OURS = '{job="headrace"}'
 def process() -> Row:
     lag = quantiles("headrace_loop_lag_seconds", "instance", "", 0.5, 0.99)
     opened = [(f"headrace_open_{what}", f"{EACH} {what}") for what in ("requests", "streams")]
+    parts = [
+        ("headrace_tasks", f"{EACH} tasks"),
+        ("headrace_workers", f"{EACH} workers"),
+        (f"increase(headrace_worker_restarts_total{R})", f"{EACH} restarts"),
+    ]
     bodies = [(f"headrace_buffered_{what}", f"{EACH} {what}") for what in ("bytes", "limit_bytes")]
     return "Process", [
         series("Processor", "Cores used; one is all.", NUMBER, (f"rate(process_cpu_seconds_total{OURS}{R})", EACH)),
         series("Memory", "Resident.", BYTES, (f"process_resident_memory_bytes{OURS}", EACH)),
         series("Descriptors", "Open.", NUMBER, (f"process_open_fds{OURS}", EACH)),
+        series("Tasks and workers", "Of the event loops; of `serve --workers`, with their restarts.", NUMBER, *parts),
         series("Loop lag", "How late timers come: so late is every stream.", SECONDS, *lag),
         series("Open", "Requests and streams.", NUMBER, *opened),
         series("Buffered", "Request bodies, and most that they may be.", BYTES, *bodies),

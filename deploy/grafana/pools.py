@@ -64,6 +64,7 @@ def engines() -> Row:
 def failures() -> Row:
     failed = rates("headrace_upstream_failures_total", "backend, reason", POOL)
     retried = rates("headrace_retries_total", "pool, reason", POOL)
+    hedged = rates("headrace_hedges_total", "pool, outcome", POOL)
     budget = f"sum by (pool) (headrace_retry_budget{POOL})", "{{pool}}"
     out = f"sum by (backend, reason) (increase(headrace_ejections_total{POOL}[1h]))", "{{backend}} {{reason}}"
     broken = rates("headrace_parse_errors_total", "backend", POOL)
@@ -71,6 +72,9 @@ def failures() -> Row:
     return "Failures", [
         series("Failed attempts", "Per second.", PER_SECOND, failed),
         series("Retries", "Per second, by what made them necessary.", PER_SECOND, retried),
+        series(
+            "Hedges", "Second attempts beside slow first ones, per second, by what became of them.", PER_SECOND, hedged
+        ),
         series("Retry budget", "Retries that may be made now.", NUMBER, budget),
         series("Ejections", "Of the last hour, by reason.", NUMBER, out),
         series("Unreadable", "Events and answers that are no JSON, per second.", PER_SECOND, broken),

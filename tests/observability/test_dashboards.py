@@ -105,7 +105,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         engines = [emulating(stack, folder, "--model=m", "--engine=llama-3-8b-h100") for _ in range(2)]
         engines.append(emulating(stack, folder, "--model=m", "--fault=429:1@0.5", "--fault=plain:200@0.5"))
         store = stack.enter_context(shared("valkey", folder))
-        service = started(stack, folder, configuration(engines, store.url), salt="x" * 32)
+        service = started(stack, folder, configuration(engines, store.url), "--workers=2", salt="x" * 32)
         rules = yaml.safe_load(FILE.read_text())
         for group in rules["groups"]:
             group["interval"] = f"{SCRAPE_S}s"
@@ -123,11 +123,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def configuration(engines: list[str], store: str) -> dict[str, Any]:
     """Objectives that some requests miss, a backend that is often busy, one that is not there, a queue that is soon
-    full, limits that are soon used up, a version and a pool on trial, a pool that sleeps, no collector."""
+    full, limits that are soon used up, a version and a pool on trial, a pool that sleeps, no collector; two workers that
+    try what is slow a second time."""
     priced = [{"url": url, "cost_per_hour": 2.5} for url in engines[:2]]
     gone = {"url": "http://127.0.0.1:1"}
     pools = {
-        "good": {"engine": "vllm", "backends": priced},
+        "good": {"engine": "vllm", "backends": priced, "retries": {"hedge": {"after": "5ms", "prompt_tokens": "10k"}}},
         "torn": {"engine": "vllm", "backends": [{"url": engines[2]}, {"url": engines[0]}], "routing": "round_robin"},
         "full": {"engine": "vllm", "backends": [{"url": engines[1], "concurrency": 1}]},
         "next": {"engine": "vllm", "backends": [{"url": engines[1]}]},
