@@ -123,8 +123,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def configuration(engines: list[str], store: str) -> dict[str, Any]:
     """Objectives that some requests miss, a backend that is often busy, one that is not there, a queue that is soon
-    full, limits that are soon used up, a version and a pool on trial, a pool that sleeps, no collector; two workers that
-    try what is slow a second time."""
+    full, limits that are soon used up, a version and a pool on trial, a pool that sleeps, no collector. What is slow is
+    tried a second time."""
     priced = [{"url": url, "cost_per_hour": 2.5} for url in engines[:2]]
     gone = {"url": "http://127.0.0.1:1"}
     pools = {
