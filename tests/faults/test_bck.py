@@ -20,10 +20,11 @@ from gateway import assembly
 from gateway.discovery import Cluster, Dns, Kubernetes, Source
 from gateway.metrics import Histogram
 from gateway.roster import Search
+from loadtests.nameserver import Mood, name_server
 from tests.faults.fakes import DONE, Fake, FakeConnection, Request, completion, event, healthy, silent, well
 from tests.faults.process import FULL, GatewayProcess, pool, times
 from tests.faults.rawclient import Response, ask, chat
-from tests.gateway.test_discovery import ApiServer, at, name_server, piece
+from tests.gateway.test_discovery import ApiServer, at, piece
 from tests.path.house import House
 
 pytestmark = pytest.mark.anyio
@@ -107,13 +108,13 @@ async def test_b057_a_dead_backend_leaves_and_returns(tmp_path: Path) -> None:
 @asynccontextmanager
 async def in_dns(port: int, folder: Path) -> AsyncIterator[tuple[Source, Callable[[bool, list[str]], None]]]:
     """A name that may be asked for its addresses, and what sets them and whether the name server answers."""
-    async with name_server() as (server, resolver):
+    async with name_server() as server:
 
         def tell(answers: bool, addresses: list[str]) -> None:
-            server.silent = not answers
+            server.mood = Mood.ANSWERS if answers else Mood.SILENT
             server.zone = {("vllm.svc", "A"): (1, addresses)}
 
-        yield Dns("vllm.svc", port, resolver), tell
+        yield Dns("vllm.svc", port, server.address), tell
 
 
 @asynccontextmanager
