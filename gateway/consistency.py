@@ -131,6 +131,12 @@ def _clocks(config: Config) -> Iterator[Finding]:
             yield ("pools", name, "timeouts", "connect"), "must be shorter than total"
 
 
+def _hedges(config: Config) -> Iterator[Finding]:
+    for name, pool in config.pools.items():
+        if pool.retries.hedge is not None and not pool.retries.attempts:
+            yield ("pools", name, "retries", "hedge"), "is a retry, and attempts is 0: allow at least one"
+
+
 def _keys(config: Config) -> Iterator[Finding]:
     owners: dict[str, Loc] = {}
     for name, tenant in config.tenants.items():
@@ -246,6 +252,7 @@ _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     ((), _aliases),
     ((), _backends),
     ((), _clocks),
+    ((), _hedges),
     ((), _keys),
     ((), _classes),
     (("models",), _models_of_each_tenant),

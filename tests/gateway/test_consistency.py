@@ -39,6 +39,9 @@ FAULTS = {
     "pools: {p: {backends: [{url: http://a}], timeouts: {connect: 5s, total: 5s}}}\nmodels: {m: {}}": [
         "pools.p.timeouts.connect: must be shorter than total"
     ],
+    "pools: {p: {backends: [{url: http://a}], retries: {attempts: 0, hedge: {after: 1s}}}}\nmodels: {m: {}}": [
+        "pools.p.retries.hedge: is a retry, and attempts is 0: allow at least one"
+    ],
     POOLS + "  m: {}": ["models.m.pool: is required, as there are several pools; pools: eu, us"],
     POOLS + "  m: {pool: uss}": ["models.m.pool: there is no pool uss; did you mean us?"],
     POOLS + "  m: {pool: eu, aliases: [m]}": ["models.m.aliases[0]: is the name of a model: remove the alias"],
