@@ -58,8 +58,9 @@ class GatewayProcess:
         try:
             await self._begun(self._process)
         except BaseException:
-            self._process.kill()  # an event loop does not close before the last of its children has ended
-            await self._process.wait()
+            if self._process.returncode is None:
+                self._process.kill()  # an event loop does not close before the last of its children has ended
+                await self._process.wait()
             raise
         return self
 

@@ -83,7 +83,7 @@ async def test_nobody_is_held_longer_than_told(asleep: Fake, tmp_path: Path, by:
         refused = await ask(gateway.port, chat(*lines))
         assert (refused.status, refused.header("x-headrace-reason")) == (503, "no_backend")
         await gateway.eventually(lambda: gateway.lines, "it is logged")
-        assert 300 <= gateway.lines[0]["total_ms"] < 5000
+        assert 299 < gateway.lines[0]["total_ms"] < 5000  # timers of the loop count whole milliseconds
         assert await gateway.metric("headrace_wakeup_wanted", pool="p") == 1
         await held(gateway, 0)
 
