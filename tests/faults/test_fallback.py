@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.fakes import Fake, FakeConnection, healthy
+from tests.faults.fakes import Fake, FakeConnection, healthy, silent
 from tests.faults.process import DIGEST, KEY, GatewayProcess, pool
-from tests.faults.rawclient import ask, chat
+from tests.faults.rawclient import RawClient, ask, chat
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +50,22 @@ async def test_a_dead_pool_is_replaced_by_the_next(tmp_path: Path) -> None:
 
             await gateway.eventually(back, "the first pool serves again", timeout_s=10)
             await gateway.idle([a, b])
+
+
+async def test_a_queue_without_hope_is_left_for_the_next_pool(tmp_path: Path) -> None:
+    """The first pool is busy and its queue full: who comes then is served by the second; who waits, waits on."""
+    async with Fake(silent) as a, Fake(healthy) as b:
+        config = two_pools(a.url, b.url, concurrency=1, classes={"interactive": {"max_queued": 1}})
+        async with GatewayProcess(config, tmp_path) as gateway, AsyncExitStack() as stack:
+            running, waiting = [await stack.enter_async_context(RawClient(gateway.port)) for _ in range(2)]
+            await running.send(chat(stream=True))
+            await gateway.eventually(lambda: a.hits, "one runs")
+            await waiting.send(chat(stream=True))
+            await gateway.eventually(partial(gateway.metric, "headrace_queued_requests", pool="p"), "one waits")
+            assert (await ask(gateway.port, chat())).status == 200
+            assert (a.hits, b.hits) == (1, 1)
+            assert await gateway.metric("headrace_fallbacks_total", pool="p", to="q") == 1
+            assert await gateway.metric("headrace_queued_requests", pool="p") == 1
 
 
 async def test_without_a_fallback_that_can_the_first_refusal_counts(tmp_path: Path) -> None:
