@@ -98,7 +98,8 @@ class Dispatcher:
         replayable = failure.replayable or suspected(failure, pool.health, x.attempts[-1].backend.name)
         in_time = x.call.deadline_s is None or self._clock() < x.received_at + x.call.deadline_s
         if replayable and in_time and failure.phase is not Phase.STREAMING and self._untried(x):
-            pause = pool.retries.after(len(x.attempts), self._clock())
+            unsent = failure.phase is Phase.CONNECT
+            pause = pool.retries.after(len(x.attempts), self._clock(), unsent=unsent)
         if pause is None and len(x.attempts) > 1:
             failure.retry = False
         return pause

@@ -79,7 +79,9 @@ class Retries(Section):
     """Before the first byte only, and never on a backend already tried."""
 
     attempts: Count = option(2, "other backends tried after the first; 0 for none", le=10)
-    budget: Share = option(0.1, "retries as a share of the requests of the pool")
+    budget: Share = option(
+        0.1, "retries as a share of the requests of the pool; where nobody took the connection they cost nothing"
+    )
     hedge: Annotated[Hedge | None, if_empty(None)] = option(
         None, "a second attempt beside a slow one; none if left out"
     )

@@ -4,7 +4,8 @@ A second attempt beside one that is slow to begin (a hedge: Dean and Barroso, Th
 another.
 
 The budget is a token bucket fed by requests, not by time (Finagle's RetryBudget, Linkerd): when everything fails,
-retries add their share to the load and no more. A floor per second lets quiet pools retry at all.
+retries add their share to the load and no more. A floor per second lets quiet pools retry at all. What never reached a
+backend adds no load when it goes to another one, and takes nothing (gRPC's transparent retries, proposal A6).
 """
 
 from __future__ import annotations
@@ -63,11 +64,13 @@ class RetryBudget:
         self._settle(now)
         return attempt <= self.retries and self._balance >= 1.0
 
-    def after(self, attempt: int, now: float) -> float | None:
-        """Seconds to wait before try number `attempt + 1`; None: there is none. Takes from the budget."""
-        if not self.allows(attempt, now):
+    def after(self, attempt: int, now: float, *, unsent: bool = False) -> float | None:
+        """Seconds to wait before try number `attempt + 1`; None: there is none. Takes from the budget, unless the last
+        one was `unsent`: nobody was there to take it."""
+        if attempt > self.retries or not (unsent or self.allows(attempt, now)):
             return None
-        self._balance -= 1.0
+        if not unsent:
+            self._balance -= 1.0
         return BACKOFF_S * 2.0 ** (attempt - 1) * self._rng.random()
 
     def _settle(self, now: float) -> None:

@@ -30,6 +30,16 @@ def test_no_request_has_more_than_its_own() -> None:
     assert [of.after(attempt, 0.0) is not None for attempt in (1, 2, 3)] == [True, True, False]
 
 
+def test_what_was_not_sent_costs_nothing() -> None:
+    """However empty the budget is; but no request is passed round for ever."""
+    of = budget()
+    while of.after(1, 0.0) is not None:
+        pass
+    before = of.balance(0.0)
+    assert [of.after(attempt, 0.0, unsent=True) is not None for attempt in (1, 2, 3)] == [True, True, False]
+    assert of.balance(0.0) == before
+
+
 def test_a_retry_by_the_clients_library_is_one_of_ours() -> None:
     """It uses the budget up, and never below nothing."""
     of = budget()
