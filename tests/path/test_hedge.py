@@ -241,11 +241,9 @@ async def alone(house: House, fakes: Sequence[Fake], *headers: str, **told: Any)
 
 
 async def test_there_is_none_unless_it_is_asked_for() -> None:
-    """Nor where a request may have no retries, or the budget is spent, or the gateway has too much to do itself."""
+    """Nor where the budget is spent, or the gateway has too much to do itself."""
     async with fleet(silent) as fakes:
         async with House(pool(*(fake.url for fake in fakes)), fakes) as house:
-            assert await alone(house, fakes)
-        async with House(hedging(*fakes, retries={"attempts": 0}), fakes) as house:
             assert await alone(house, fakes)
         async with House(hedging(*fakes), fakes) as house:
             dispatcher = house.gateway.dispatcher
