@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -146,7 +147,7 @@ class _Client(asyncio.Protocol):
         self.id = ""  # of the request that came last
         self.dead = False
         self.backend_left = False
-        self.sends_at = 0.0  # when all that was put off will be out
+        self.put_off: deque[tuple[float, bytes]] = deque()  # what is sent later, and when at the earliest
         self.odd = False  # of two wrong clocks, which one
         self.held: list[bytes] = []
         self.back: list[bytes] = []
@@ -170,7 +171,6 @@ class _Client(asyncio.Protocol):
         weather = self.relay.weather
         if data.startswith((b"POST ", b"GET ")):
             self.asked_at, self.answered, self.odd = time.monotonic(), 0, not self.odd
-            self.sends_at = 0.0
         if data.startswith(b"POST "):
             self.id = _id(data)
             self.relay.posts.append(Post(time.monotonic(), self.id))
@@ -214,16 +214,24 @@ class _Client(asyncio.Protocol):
             return
         if weather is Weather.STOP:
             self.back.append(data)
-        elif weather is Weather.SLOW or self.sends_at:
-            loop = asyncio.get_running_loop()
-            late_s = (time.monotonic() - self.asked_at) * (SLOWER - 1) if weather is Weather.SLOW else 0.0
-            self.sends_at = max(self.sends_at, loop.time() + late_s)  # never before what came earlier
-            loop.call_at(self.sends_at, _send, self.transport, data)
+        elif weather is Weather.SLOW or self.put_off:
+            now = time.monotonic()
+            self.put_off.append((now + (now - self.asked_at) * (SLOWER - 1) * (weather is Weather.SLOW), data))
+            if len(self.put_off) == 1:
+                self._send_on()
         elif weather in (Weather.RESET, Weather.TRUNCATE) and self.answered > CUT_BYTES:
             _send(self.transport, data[: max(0, CUT_BYTES - before)])
             self.reset() if weather is Weather.RESET else self.transport.close()
         else:
             _send(self.transport, mistimed(data, odd=self.odd) if weather is Weather.CLOCK else data)
+
+    def _send_on(self) -> None:
+        """What was put off and is due, in its order: timers of one moment have none."""
+        now = time.monotonic()
+        while self.put_off and self.put_off[0][0] <= now:
+            _send(self.transport, self.put_off.popleft()[1])
+        if self.put_off:
+            asyncio.get_running_loop().call_later(self.put_off[0][0] - now, self._send_on)
 
     def _harm(self, weather: Weather) -> None:
         assert self.transport is not None

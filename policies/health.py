@@ -11,8 +11,9 @@ server); probes see a backend that gets no requests. A backend takes work if nei
                 trial    -- good -->  fine     trial  -- bad -->  ejected, for longer
 
 Ejection after Envoy's outlier detection, with its cap: at most half of a pool is ejected on the word of endings, since
-what fails everywhere is more likely the requests' doing; but if every backend that is left deserves it, all are out,
-and who asks is told so at once. A score of failures fades with requests and with time (an exponential mean), so that a
+what fails everywhere is more likely the requests' doing. Who deserves it beyond that rests for a moment after each
+failure, and is asked only if nobody else is there; but if every backend that is left deserves it, all are out, and who
+asks is told so at once. A score of failures fades with requests and with time (an exponential mean), so that a
 rate ejects and a single failure never does; refused connections count by themselves, two in a row. How long: twice as
 long each time, no longer than `longest_s` unless the attempt itself took longer, because a trial costs a request.
 A backend that comes back is cold: what it may run grows with the tokens that it has served (slow start).
@@ -238,8 +239,9 @@ class Health:
         return True
 
     def _accuse(self, record: Record, now: float, cost_s: float) -> bool:
-        """Eject it, unless that would be more than half; all of them, if there is nobody left to spare. The only one
-        is out when nobody is there, but not for its faults: they tell clients more than that it is out would."""
+        """Eject it, or let it rest if that would be more than half; all of them, if there is nobody left to spare. The
+        only one is out when nobody is there, but not for its faults: they tell clients more than that it is out
+        would."""
         record.suspect = True
         records = self.records.values()
         if len(records) == 1 and record.refusals < self.rules.refusals:
@@ -249,7 +251,8 @@ class Health:
             self._eject(record, now, cost_s, refused=record.refusals >= self.rules.refusals)
             return True
         if not all(each.suspect or each.probed is False or each.ejected_until is not None for each in records):
-            return False
+            record.rests_until = max(record.rests_until, now + self.rules.first_s)
+            return True
         for each in records:
             if each.suspect and each.ejected_until is None:
                 self._eject(each, now, cost_s, refused=each.refusals >= self.rules.refusals)

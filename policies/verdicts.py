@@ -24,7 +24,7 @@ class State(StrEnum):
     DOWN = "down"  # by its probes
     EJECTED = "ejected"  # by how its requests ended
     TRIAL = "trial"  # one request decides
-    RESTING = "resting"  # it asked to be left alone for a while
+    RESTING = "resting"  # it is left alone for a while: it asked for it, or failed while half of the pool was ejected
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,12 +67,19 @@ def test_what_tells_nothing_changes_nothing() -> None:
 
 
 def test_at_most_half_of_a_pool_is_ejected_while_the_rest_serves() -> None:
-    """The third that fails goes on: a pool must not eject itself over a poisonous request."""
+    """The third that fails goes on after a moment's rest, and at once if nobody else is left: a pool must not eject
+    itself over a poisonous request."""
     health = pool()
     for name in "abc":
         for number in range(20):
             health.ended(name, Found.FAULT, 0.01 * number)
-    assert [state(health, name, 0.2) for name in NAMES] == [State.EJECTED, State.EJECTED, State.UP, State.UP]
+    assert [state(health, name, 0.2) for name in NAMES] == [State.EJECTED, State.EJECTED, State.RESTING, State.UP]
+    assert [verdict.open for verdict in health.verdicts(0.2).values()] == [False, False, False, True]
+    rested = 0.2 + health.rules.first_s
+    assert 0.2 < health.next_change(0.2) <= rested and state(health, "c", rested) is State.UP
+    for _ in range(health.rules.unhealthy_after):
+        health.probed("d", False, 0.3)
+    assert health.verdicts(0.3)["c"].open
 
 
 def test_the_only_backend_stays_for_its_faults_and_goes_when_nobody_is_there() -> None:
