@@ -156,9 +156,11 @@ class Client:
         pieces: list[bytes] = []
         size = 0
         until = self._clock() + self._body_s
+        left_s = self._body_s
         try:
             while True:
-                async with asyncio.timeout(min(BODY_STALL_S, until - self._clock())):
+                left_s = until - self._clock()
+                async with asyncio.timeout(min(BODY_STALL_S, left_s)):
                     piece = await self.turn.piece()
                 if self.turn.gone:
                     raise ClientGone
@@ -170,8 +172,10 @@ class Client:
                 size += len(piece)
                 self._hold(size)
         except TimeoutError:
-            late = self._clock() >= until
-            told = f"was not complete after {self._body_s:g} s" if late else f"paused for more than {BODY_STALL_S:g} s"
+            paused = left_s > BODY_STALL_S
+            told = (
+                f"paused for more than {BODY_STALL_S:g} s" if paused else f"was not complete after {self._body_s:g} s"
+            )
             raise Refused(REQUEST_TIMEOUT, f"The body {told}.") from None
 
     def _admit(self, size: int) -> None:

@@ -230,7 +230,7 @@ async def test_b093_every_key_expires(empty: Server, tmp_path: Path) -> None:
                 await round_robin(gateways, 20)
                 await asyncio.sleep(1.0)
             keys = await empty.ask("KEYS", "*")
-            assert len([key for key in keys if b"{t}" in key]) == 6
+            assert 4 <= len([key for key in keys if b"{t}" in key]) <= 6  # those of what runs may be gone already
             for key in keys:
                 assert 0 < await empty.ask("PTTL", key) <= 120_000
             if FULL:
