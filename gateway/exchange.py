@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.backend import Backend
 from gateway.catalog import Canary, Tenant
-from gateway.errors import ClientGone, Fault, GatewayError
+from gateway.errors import UPSTREAM_ERROR, ClientGone, Fault, GatewayError
 from gateway.tracecontext import Trace
 from policies.types import Dispatch, Usage
 
@@ -104,6 +104,8 @@ class Metered(Protocol):
     def complete(self) -> bool: ...
     @property
     def finish(self) -> str | None: ...
+    @property
+    def error(self) -> bytes | None: ...
 
 
 @dataclass(slots=True)
@@ -244,8 +246,11 @@ class Exchange:
     def end(self, now: float, error: GatewayError | None = None) -> None:
         """Settle the outcome: one word for logs and metrics."""
         self.ended_at = now
-        if isinstance(error, ClientGone) and self.meter is not None and self.meter.complete:
-            error = None  # it had its whole answer: clients hang up on [DONE]
+        if isinstance(error, ClientGone) and self.meter is not None:
+            if self.meter.error is not None:  # it was told: clients hang up on an error frame, too
+                error, self.outcome = None, UPSTREAM_ERROR.reason
+            elif self.meter.complete:
+                error = None  # it had its whole answer: clients hang up on [DONE]
         if error is not None:
             self.outcome = error.refusal.reason
             self.status = self.status or error.refusal.status

@@ -58,23 +58,25 @@ class Pulse:
         return told
 
     def refused(self) -> dict[str, tuple[int, int]]:
-        """By reason: since the start, and within the window."""
-        if not self._samples:
-            return {}
-        first, last = self._samples[0].refused, self._samples[-1].refused
-        return {reason: (number, number - first[reason]) for reason, number in last.most_common()}
+        """By reason: since the start, and within the window; up to now."""
+        now = self._refused()
+        first = self._samples[0].refused if self._samples else now
+        return {reason: (number, number - first[reason]) for reason, number in now.most_common()}
+
+    def _refused(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for (_, _, reason, _), number in self._metrics.refusals.values.items():
+            found[reason] += int(number)
+        return found
 
     def _sample(self, now: float) -> Sample:
         told = self._metrics
-        refused: Counter[str] = Counter()
-        for (_, _, reason, _), number in told.refusals.values.items():
-            refused[reason] += int(number)
         return Sample(
             now,
             sum(told.requests.values.values()),
             sum(told.good.values.values()),
             sum(told.misses.values.values()),
-            refused,
+            self._refused(),
             added(told.ttft.children.values()),
             added(told.gaps.children.values()),
             added(self._lag.children.values()),

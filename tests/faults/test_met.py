@@ -245,7 +245,7 @@ async def test_b144_gauges_and_outcomes_add_up_over_a_mixed_run(tmp_path: Path) 
                     assert all(value >= 0 for (name, _), value in samples.items() if name in GAUGES)
                     if done.is_set():
                         return looked
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(0.02)
                 return 0
 
             async def client() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.backend import Backend
-from gateway.errors import NO_BACKEND, ClientGone, GatewayError, Phase, Unavailable, UpstreamFailed
+from gateway.errors import NO_BACKEND, ClientGone, Fault, GatewayError, Phase, Unavailable, UpstreamFailed
 from gateway.exchange import Attempt, Call, Dialect, Endpoint, Exchange, Tally
 from gateway.reading import Reading
 from gateway.timeline import Cause, Objective, Parts, parts, phase, tpot_s, verdict
@@ -75,6 +75,17 @@ def test_waiting_in_vain_for_another_try_is_waiting() -> None:
     assert parts(x) == pytest.approx(Parts(0.1, 5.0, 0.1, 0.4))
     x.end(105.6, ClientGone())
     assert phase(x) == "queue"
+
+
+def test_who_hangs_up_on_an_error_frame_was_failed_by_the_backend() -> None:
+    """Libraries close the connection as soon as they have read it; who leaves before that has left."""
+    for frame, outcome, fault in ((b"{}", "upstream_error", Fault.BACKEND), (None, "client_disconnect", Fault.LEFT)):
+        meter = Scripted(101.0)
+        meter.error = frame
+        x = exchange(attempt(100.5, 100.7, 103.0), meter=meter, ended=103.0)
+        x.outcome = ""
+        x.end(103.0, ClientGone())
+        assert (x.outcome, x.fault, x.status) == (outcome, fault, 200)
 
 
 def test_time_per_token_leaves_the_first_one_out() -> None:
