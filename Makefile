@@ -19,7 +19,7 @@ test: $(STAMP) node-client check    ## everything: lint, types, tests
 	@$(BIN)/pytest -n $${JOBS:-2} --dist loadfile
 
 test-observability: $(STAMP) $(PROMETHEUS) $(ROTEL) $(NGINX)  ## rules, dashboards and traces on a real Prometheus and collector
-	@HEADRACE_OBSERVABILITY=1 $(BIN)/pytest tests/observability tests/faults/test_met.py tests/faults/test_trc.py
+	@HEADRACE_OBSERVABILITY=1 $(BIN)/pytest tests/observability tests/faults/test_met*.py tests/faults/test_trc.py
 
 test-console: $(STAMP)  ## the console in a real Chromium (which has to be on the path)
 	@HEADRACE_CONSOLE=1 $(BIN)/pytest tests/console

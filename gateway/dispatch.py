@@ -242,13 +242,15 @@ class Slot:
         if self._share is not None:
             had_s = self._share.leave(self._entered, now)
             self._attempt.cost = had_s * self._attempt.backend.cost_per_hour / 3600
+        meter = None if self._attempt.lost else self._exchange.meter
+        if exc is not None and meter is not None and meter.error is not None:
+            exc = UpstreamFailed("The stream ended with an error.", Phase.STREAMING)  # whoever hung up first
         ending = Ending.SUCCESS
         if exc is not None:
             self._attempt.failed = isinstance(exc, UpstreamFailed)
             ending = Ending.DROPPED if self._attempt.failed else Ending.IGNORED
             given_up = "hedge_lost" if self._attempt.lost else "cancelled"
             self._attempt.failure = exc.refusal.reason if isinstance(exc, GatewayError) else given_up
-        meter = None if self._attempt.lost else self._exchange.meter
         usage = meter.usage if meter is not None else None
         if usage is not None and exc is None:
             self._dispatcher.jobs.learn(self._exchange, usage)

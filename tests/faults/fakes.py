@@ -153,6 +153,7 @@ class FakeConnection:
         self._open = False
         sock: socket.socket = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        writer.transport.set_write_buffer_limits(high=0)  # what was sent is sent, also if the script ends with it
         self._sock = sock
 
     async def request(self) -> Request:

@@ -20,10 +20,12 @@ from tests.faults.fakes import Fake, gathering, healthy
 from tests.faults.rawclient import ask, chat
 
 KEY = "hr-test-key-of-the-tests"
+BEARER = f"Authorization: Bearer {KEY}"
 TOKEN = "admin-token-of-the-tests"
 DIGEST = "acad01ef4387d57e7610cc14084d6ff0170b4145469eaf3abbbabc36c9b6c5b3"
 BAD_WORDS = ("Traceback", "never retrieved", "Failed to detach", "was never awaited", "Task was destroyed", "ASGI")
 FULL = bool(os.environ.get("HEADRACE_FULL_TESTS"))  # with it the cases run at full length, which takes minutes
+STREAM_S = 5.0 if FULL else 0.8  # a stream of a case
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -13,14 +13,13 @@ import pytest
 
 from gateway.wire import ENDPOINTS
 from tests.faults.fakes import Fake, FakeConnection, completion, event, healthy
-from tests.faults.process import DIGEST, KEY, GatewayProcess, pool
+from tests.faults.process import BEARER, DIGEST, KEY, GatewayProcess, pool
 from tests.faults.rawclient import RawClient, Response, ask, chat, post
 
 pytestmark = pytest.mark.anyio
 
 OTHER = "hr-other-key-of-the-tests-of-keys"
 EXPIRED = "hr-expired-key-of-the-tests-of-keys"
-BEARER = f"Authorization: Bearer {KEY}"
 PASSWORD = "s3cret-of-the-backends-of-the-tests"
 
 

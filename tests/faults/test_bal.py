@@ -87,7 +87,7 @@ async def test_b068_one_after_the_other_go_everywhere(tmp_path: Path) -> None:
             for fake in fakes:
                 fake.requests.clear()
             async with RawClient(gateway.port) as client:
-                for number in times(600, 300):
+                for number in range(600):
                     assert (await client.ask(chat(messages=prompt(f"{tokens} {number}", tokens)))).status == 200
             assert all(0.25 <= share <= 0.42 for share in shares(fakes)), shares(fakes)
             await gateway.idle(fakes)  # which looks at the gauges

@@ -22,11 +22,6 @@ ADMIN = {"admin_token": "env:ADMIN_TOKEN"}
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": True}
-
-
-@pytest.fixture
 async def old() -> AsyncIterator[Fake]:
     async with Fake(healthy) as fake:
         yield fake

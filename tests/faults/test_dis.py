@@ -323,6 +323,30 @@ async def test_b037_leaving_with_the_last_byte_loses_no_record(gateway: GatewayP
     await gateway.settled([a], outcomes={"ok": count})
 
 
+async def breaking(connection: FakeConnection) -> None:
+    """Two tokens, then what an engine says that dies, and then nothing more."""
+    await connection.request()
+    await connection.stream_head()
+    for text in ("t0", "t1"):
+        await connection.chunk(event(text))
+    await connection.chunk(b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n')
+    await connection.wait_closed()
+
+
+async def test_leaving_on_an_error_frame_blames_the_backend(gateway: GatewayProcess, a: Fake) -> None:
+    """Libraries hang up on an error frame, before its stream has ended: it failed all the same, and its backend did."""
+    await a.play(breaking)
+    for _ in range(5):
+        async with RawClient(gateway.port) as client:
+            await client.send(chat(model="one", stream=True))
+            assert (await client.response(until=b"EngineCore died")).status == 200
+            client.reset()
+    await gateway.eventually(lambda: len(gateway.lines) == 5, "five lines of log")
+    assert {line["outcome"] for line in gateway.lines} == {"upstream_error"}
+    assert await gateway.metric("headrace_upstream_failures_total", backend=a.url, reason="upstream_error") == 5
+    await gateway.settled([a], sent=5)
+
+
 async def test_b038_a_client_that_leaves_as_it_is_dispatched_leaves_its_place(gateway: GatewayProcess, a: Fake) -> None:
     """One place. 3,000 requests (300 in the ordinary suite) whose clients leave within 4 ms, whatever has happened to
     them until then; the next one is served at once, and the backend has none unfinished."""

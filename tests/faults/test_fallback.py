@@ -16,11 +16,6 @@ from tests.faults.rawclient import RawClient, ask, chat
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": True}
-
-
 def two_pools(first: str, second: str, *, regions: tuple[str, str] = ("eu", "eu"), **told: Any) -> dict[str, Any]:
     """Model `m` in the first pool, and in the second when that cannot."""
     config = pool(first, models={"m": {"pool": "p", "fallback": ["q"]}}, **told)

@@ -20,11 +20,6 @@ SLACK_S = 1.0
 MODES: list[dict[str, Any]] = [{"stream": True}, {"stream": False}]
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": True}
-
-
 def refusing(status: str, **headers: str) -> Script:
     """Answers everything with one status."""
 

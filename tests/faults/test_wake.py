@@ -20,11 +20,6 @@ QUICK = {"health": {"interval": "50ms", "unhealthy_after": 1, "healthy_after": 1
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": True}
-
-
-@pytest.fixture
 async def asleep() -> AsyncIterator[Fake]:
     """A backend that is not there yet."""
     async with Fake(healthy) as fake:

@@ -25,13 +25,12 @@ from gateway.wire import ENDPOINTS
 from policies.limits import Denied, Kind, Limit, Standing
 from policies.types import Usage
 from tests.faults.fakes import Fake, FakeConnection, completion, event, healthy, streaming, usage_event
-from tests.faults.process import DIGEST, KEY, pool
+from tests.faults.process import BEARER, DIGEST, pool
 from tests.faults.rawclient import Response, chat
 from tests.path.house import House
 
 GO = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?|(\d+)ms")  # of OpenAI's clients
 BACK = 10  # tokens that come back while a test runs, at a hundred a second
-BEARER = f"Authorization: Bearer {KEY}"
 
 
 @given(st.integers(0, 10**11))
