@@ -7,7 +7,7 @@ word: `?worker=SEAT` says whose.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 
@@ -81,10 +81,10 @@ class CrewAdmin:
 
     def _beat(self) -> None:
         """A second has passed: who comes because something is wrong sees how it came."""
-        known = {family.name: family for family in self._crew.sum.families()}
-        for mine in (*vars(self._requests).values(), self._lag):
-            _follow(mine, known)
-        queued, running = (_amount(known.get(f"headrace_{name}_requests")) for name in ("queued", "in_flight"))
+        told = self._crew.sum.family
+        for mine in self._pulse.families:
+            _follow(mine, told(mine.name))
+        queued, running = (_amount(told(f"headrace_{name}_requests")) for name in ("queued", "in_flight"))
         self._figures = self._pulse.look(self._clock(), queued=queued, running=running)
 
     async def _see(self) -> None:
@@ -202,9 +202,8 @@ def _amount(family: Family | None) -> int:
     return round(sum(family.values.values())) if isinstance(family, Numbers) else 0
 
 
-def _follow(mine: object, known: Mapping[str, Family]) -> None:
+def _follow(mine: Family, theirs: Family | None) -> None:
     """A family that figures are made of shows the numbers of the sum."""
-    theirs = known.get(mine.name) if isinstance(mine, Family) else None
     if isinstance(mine, Numbers) and isinstance(theirs, Numbers):
         mine.values = theirs.values
     elif isinstance(mine, Histogram) and isinstance(theirs, Histogram):

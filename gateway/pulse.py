@@ -30,11 +30,13 @@ class Sample:
 
 
 class Pulse:
-    """Looks and remembers; `look` costs a pass over the series of four families."""
+    """Looks and remembers; `look` costs a pass over the series of its `families`."""
 
     def __init__(self, metrics: RequestMetrics, lag: Histogram) -> None:
         self._metrics = metrics
         self._lag = lag
+        counted = (metrics.requests, metrics.good, metrics.misses, metrics.refusals)
+        self.families = (*counted, metrics.ttft, metrics.gaps, lag)
         self._samples: deque[Sample] = deque()
         self.history: dict[str, deque[float | None]] = {}
         self._forget()

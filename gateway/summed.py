@@ -112,14 +112,24 @@ class Sum:
 
     def families(self) -> list[Family]:
         """All of them, each once. They are the same objects each time."""
-        for name, total in self._sums.items():
-            told = [each[name] for each in self._told.values() if name in each]
-            past = self._past.get(name, {})
-            if isinstance(total, Histogram):
-                _add_distributions(total, [each for each in told if isinstance(each, Histogram)], past)
-            elif isinstance(total, Numbers):
-                _add_numbers(total, [each for each in told if isinstance(each, Numbers)], past)
+        for total in self._sums.values():
+            self._add_up(total)
         return list(self._sums.values())
+
+    def family(self, name: str) -> Family | None:
+        """One of them, without the work for the others."""
+        total = self._sums.get(name)
+        if total is not None:
+            self._add_up(total)
+        return total
+
+    def _add_up(self, total: Family) -> None:
+        told = [each[total.name] for each in self._told.values() if total.name in each]
+        past = self._past.get(total.name, {})
+        if isinstance(total, Histogram):
+            _add_distributions(total, [each for each in told if isinstance(each, Histogram)], past)
+        elif isinstance(total, Numbers):
+            _add_numbers(total, [each for each in told if isinstance(each, Numbers)], past)
 
 
 class Past:
