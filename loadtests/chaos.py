@@ -27,7 +27,8 @@ from loadtests import outage
 from loadtests.crowd import Crowd, Told
 from loadtests.judgement import Judgement, at_share, deliver, progress
 from loadtests.lag import SLOW_MS, Lag
-from loadtests.stage import KEY, Size, Stage, stage, tracebacks
+from loadtests.profiles import PROFILES
+from loadtests.stage import ENGINE, KEY, Size, Stage, stage, tracebacks
 from loadtests.storm import Storm, kinds, requests_to
 
 WARM_S = 5.0
@@ -121,9 +122,11 @@ async def soak(seconds: float, seed: int, rate: float) -> Judgement:
             await surge(here, seed)
             crowd = Crowd(here.api_port, rate, Random(seed), KEY)
             watching = asyncio.create_task(here.watch(lambda: len(crowd.going)))
-            sizes, left = [], []
+            sizes, left, shares = [], [], []
             for _ in range(int(1.0 / WARMING)):
+                had_s = (await here.size()).cpu_s
                 await crowd.run(seconds * WARMING)
+                shares.append(((await here.size()).cpu_s - had_s) / (seconds * WARMING))
                 await crowd.finish()
                 left += await here.settled()
                 sizes.append(await here.size())
@@ -132,6 +135,7 @@ async def soak(seconds: float, seed: int, rate: float) -> Judgement:
             log = here.log
     judgement = Judgement(f"soak, {seconds:g} s, seed {seed}")
     judgement.tell("requests", crowd.sent)
+    judgement.tell("share of a core that it had, quarter by quarter", ", ".join(f"{share:.0%}" for share in shares))
     judgement.none("failed", ["one that did not leave"] * crowd.failed)
     judgement.none("left behind when nobody asked any more", left)
     judge_growth(judgement, sizes, GROWN["soak"], seconds)
@@ -150,8 +154,9 @@ def planned(asked: argparse.Namespace) -> Iterator[tuple[str, float, Callable[[]
             yield f"all die, seed {seed}", lasts_s, partial(outage.all_die, seconds, seed, rate)
         elif asked.only:
             lasts_s = 2 * (outage.AROUND_S + seconds)
+            single = partial(outage.single, engine=asked.engine)
             for kind in kinds() if asked.only == "each" else [asked.only]:
-                yield f"{kind}, seed {seed}", lasts_s, partial(outage.single, kind, seconds, seed, rate)
+                yield f"{kind}, seed {seed}", lasts_s, partial(single, kind, seconds, seed, rate)
         else:
             yield f"chaos, seed {seed}", seconds + WARM_S + 2 * CALM_S, partial(chaos, seconds, seed, rate)
 
@@ -174,6 +179,7 @@ def main() -> None:
     parser.add_argument("--soak", action="store_true", help="no faults; nothing may grow")
     parser.add_argument("--all", action="store_true", help="kill all backends")
     parser.add_argument("--only", choices=["each", *kinds()], metavar="FAULT", help=", ".join(["each", *kinds()]))
+    parser.add_argument("--engine", choices=list(PROFILES), default=ENGINE, help="of the backends, with --only")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     asked = parser.parse_args()
     sys.exit(deliver(asyncio.run(judged(asked)), as_json=asked.json))

@@ -200,9 +200,11 @@ class _Client(asyncio.Protocol):
             self.left()
 
     def left(self) -> None:
-        """The backend closed its side. Who is stopped cannot say so yet, and a dead path never can."""
+        """The backend closed its side. Who is stopped cannot say so yet, nor who has something to say before that; a
+        dead path never can."""
         self.backend_left = True
-        if self.relay.weather is not Weather.STOP and not self.dead and self.transport is not None:
+        waits = self.relay.weather is Weather.STOP or self.dead or self.put_off
+        if not waits and self.transport is not None:
             self.transport.close()
 
     def answer(self, data: bytes) -> None:
@@ -232,6 +234,8 @@ class _Client(asyncio.Protocol):
             _send(self.transport, self.put_off.popleft()[1])
         if self.put_off:
             asyncio.get_running_loop().call_later(self.put_off[0][0] - now, self._send_on)
+        elif self.backend_left:
+            self.left()
 
     def _harm(self, weather: Weather) -> None:
         assert self.transport is not None

@@ -15,7 +15,7 @@ from loadtests.crowd import Crowd, Told
 from loadtests.faultrelay import FaultRelay, Weather
 from loadtests.judgement import Judgement, at_share
 from loadtests.lag import Lag
-from loadtests.stage import KEY, stage, tracebacks
+from loadtests.stage import ENGINE, KEY, stage, tracebacks
 from loadtests.storm import Fault, fault
 
 AROUND_S = 10.0  # of load before everything, and after all is well again
@@ -75,10 +75,12 @@ def words(told: Sequence[Told], tries: Mapping[str, int] | None = None) -> list[
     return [f"{each.status} {each.reason or 'by the backend'}{after.get(each.id, '')}" for each in told]
 
 
-async def single(kind: str, seconds: float, seed: int, rate: float, around_s: float = AROUND_S) -> Judgement:
+async def single(
+    kind: str, seconds: float, seed: int, rate: float, around_s: float = AROUND_S, engine: str = ENGINE
+) -> Judgement:
     """One fault, for so long, after as long without one; before that and afterwards the load goes on for `around_s`."""
     with tempfile.TemporaryDirectory() as folder:
-        async with stage(Path(folder)) as here, Lag() as lag:
+        async with stage(Path(folder), engine=engine) as here, Lag() as lag:
             crowd = Crowd(here.api_port, rate, Random(seed), KEY, leave=0.0)
             what = fault(here, kind)
             await crowd.run(around_s + seconds)
@@ -91,7 +93,7 @@ async def single(kind: str, seconds: float, seed: int, rate: float, around_s: fl
             await crowd.finish()
             lies = [each.lie for each in crowd.told if each.lie] + await here.settled()
             lies += [*here.lies, *tracebacks(here.log)]
-    judgement = Judgement(f"{kind}, for {seconds:g} s, seed {seed}")
+    judgement = Judgement(f"{kind} of {engine}, for {seconds:g} s, seed {seed}")
     judge(judgement, what, Seen(crowd.told, here.relays, lag, struck, healed))
     judgement.none("invariants that did not hold", lies)
     return judgement

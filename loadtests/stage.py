@@ -21,6 +21,7 @@ from loadtests.nameserver import NameServer, name_server
 from loadtests.valkey import Valkey
 
 KEY = "chaos"
+ENGINE = "llama-3-8b-h100"
 SERVICE, ZONE, TTL_S = "_engine._tcp.chaos.test", "chaos.test", 1
 READY_S = 30.0
 LOOK_S = 0.5
@@ -48,6 +49,7 @@ class Size:
     descriptors: int
     tasks: int
     resident_bytes: int
+    cpu_s: float  # that it has had since it began
 
 
 @dataclass
@@ -99,7 +101,9 @@ class Stage:
         tasks = int((await self.samples())["headrace_tasks"])
         proc = Path(f"/proc/{self.gateway.process.pid}")
         pages = int((proc / "statm").read_text().split()[1])
-        return Size(len(list((proc / "fd").iterdir())), tasks, pages * os.sysconf("SC_PAGE_SIZE"))
+        ticks = sum(map(int, (proc / "stat").read_text().rpartition(")")[2].split()[11:13]))  # proc(5): utime, stime
+        descriptors = len(list((proc / "fd").iterdir()))
+        return Size(descriptors, tasks, pages * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK"))
 
     async def watch(self, waiting: Callable[[], int]) -> None:
         """The invariants that hold at every moment. `waiting`: how many clients have no end yet."""
@@ -169,11 +173,11 @@ def configuration(folder: Path, names: NameServer, store: Valkey) -> Path:
 
 
 @asynccontextmanager
-async def stage(folder: Path, backends: int = 4) -> AsyncIterator[Stage]:
-    """Everything is up, and ends with the block."""
+async def stage(folder: Path, backends: int = 4, engine: str = ENGINE) -> AsyncIterator[Stage]:
+    """Everything is up, and ends with the block. `engine`: whose times the backends have, one of `PROFILES`."""
     async with name_server() as names:
         with ExitStack() as stack:
-            relays = [await _backend(stack, folder, number) for number in range(backends)]
+            relays = [await _backend(stack, folder, number, engine) for number in range(backends)]
             store = Valkey(folder / "valkey.log")
             stack.callback(store.close)
             await store.start()
@@ -186,8 +190,8 @@ async def stage(folder: Path, backends: int = 4) -> AsyncIterator[Stage]:
             yield here
 
 
-async def _backend(stack: ExitStack, folder: Path, number: int) -> FaultRelay:
-    told = ["emulate", "--port=0", "--json", f"--seed={number}", f"--kv-tokens={KV_TOKENS}"]
+async def _backend(stack: ExitStack, folder: Path, number: int, engine: str) -> FaultRelay:
+    told = ["emulate", "--port=0", "--json", f"--engine={engine}", f"--seed={number}", f"--kv-tokens={KV_TOKENS}"]
     log = folder / f"emulator-{number}.log"
     up = await asyncio.to_thread(stack.enter_context, running("gateway.cli", told, log))
     relay = FaultRelay(int(up.announced["url"].rsplit(":", 1)[1]))

@@ -137,6 +137,28 @@ async def test_a_half_open_connection_stays_dead() -> None:
         server.close()
 
 
+async def test_a_slow_answer_comes_whole_though_its_backend_has_left() -> None:
+    """A backend that closes in time must not cut short what comes late."""
+
+    class Leaving(Backend):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.transport.close()
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Leaving, "127.0.0.1", 0)
+    relay = FaultRelay(server.sockets[0].getsockname()[1])
+    await relay.start()
+    try:
+        await relay.turn(Weather.SLOW)
+        async with Asking(relay) as asking:
+            assert await asking.answer()
+            assert await asking.reader.read() == b""
+    finally:
+        relay.stop()
+        server.close()
+
+
 @pytest.mark.parametrize("odd", [False, True])
 def test_a_wrong_clock_changes_no_length(odd: bool) -> None:
     """Date, `created` and counters, but no gauge."""
@@ -152,10 +174,10 @@ def test_a_wrong_clock_changes_no_length(odd: bool) -> None:
 def test_a_missed_line_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     """And says what was missed, by how much, and why."""
     judgement = Judgement("one")
-    judge_growth(judgement, [Size(10, 5, 1000), Size(14, 9, 1019)], 0.02, 600.0)
+    judge_growth(judgement, [Size(10, 5, 1000, 0.0), Size(14, 9, 1019, 0.0)], 0.02, 600.0)
     assert deliver([judgement], as_json=False) == 0
     assert "MISSED" not in capsys.readouterr().out
-    judge_growth(judgement, [Size(10, 5, 1000), Size(14, 9, 1020)], 0.02, 600.0)
+    judge_growth(judgement, [Size(10, 5, 1000, 0.0), Size(14, 9, 1020, 0.0)], 0.02, 600.0)
     judgement.none("lost", ["a", "a", "b"])
     assert deliver([judgement], as_json=True) == 1
     (told,) = json.loads(capsys.readouterr().out)
@@ -167,6 +189,6 @@ def test_a_missed_line_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None
 def test_growth_is_not_judged_before_it_can_be_told() -> None:
     """The table says so."""
     judgement = Judgement("one")
-    judge_growth(judgement, [Size(10, 5, 1000), Size(10, 5, 2000)], 0.02, 60.0)
+    judge_growth(judgement, [Size(10, 5, 1000, 0.0), Size(10, 5, 2000, 0.0)], 0.02, 60.0)
     assert judgement["resident memory since warming up"].met is None
     assert not judgement.missed
