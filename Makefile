@@ -62,7 +62,7 @@ outages: $(STAMP)       ## each fault alone, everything dead, and a rolling rest
 		"chaos --all --seconds 10 --seeds 1" "rollout"; do $(BIN)/python -m loadtests.$$run || code=1; done; exit $$code
 
 soak: $(STAMP)          ## one hour at a steady load without faults: nothing may grow
-	@$(BIN)/python -m loadtests.chaos --soak --seconds $${SECONDS_EACH:-3600} --rate $${RATE:-200} --seeds 1
+	@$(BIN)/python -m loadtests.chaos --soak --seconds $${SECONDS_EACH:-3600} --rate $${RATE:-330} --seeds 1
 
 replay: $(STAMP)       ## replay a trace over HTTP through every proxy that is installed (quarter of an hour)
 	@$(BIN)/python -m loadtests.replay
