@@ -214,7 +214,7 @@ async def test_b072_a_burst_is_split_evenly(tmp_path: Path) -> None:
 async def test_b073_owners_stay_when_backends_come_and_go(tmp_path: Path) -> None:
     """Who owns a prefix is the same after a restart and on another replica; a fifth backend takes over its fifth, and
     gives it back."""
-    names = [f"p{number}" for number in range(len(times(1000, 200)))]
+    names = [f"p{number}" for number in range(len(times(1000, 400)))]
 
     async def owners(gateway: GatewayProcess) -> list[int]:
         for fake in fakes:
