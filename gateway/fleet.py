@@ -224,9 +224,10 @@ class Fleet:
         after = health.records[name].probed
         if after is False and before is not False and any(v.open for v in health.verdicts(self._clock()).values()):
             self._upstream.fail(name, _lost, started=False)  # they are better off elsewhere
-        if sight.gone and after is False:
-            sight.incarnation += 1  # whoever listens there later is another process
+        if sight.gone and after is False and not sight.ended:
+            self._replaced(roster, name)  # whoever listens there later is another process
             sight.signals = Signals()
+        sight.ended = sight.gone and after is False
         changed |= roster.pool.eligible.serves(name, sight.models)
         if changed:
             self._show(roster)
@@ -236,10 +237,13 @@ class Fleet:
         if name not in roster.members:
             return
         if restarted:
-            roster.sights[name].incarnation += 1
-            roster.pool.health.restarted(name, self._clock())
+            self._replaced(roster, name)
             self._tell(roster, name, "restarted", "")
         self._show(roster)
+
+    def _replaced(self, roster: Roster, name: str) -> None:
+        roster.sights[name].incarnation += 1
+        roster.pool.health.restarted(name, self._clock())
 
     def _show(self, roster: Roster) -> None:
         """Tell the pool what is known of its backends, and the log of what has become of them."""

@@ -58,11 +58,12 @@ class Models(msgspec.Struct):
 @dataclass(slots=True)
 class Sight:
     """What is known of a backend, whoever watches it. `models` None: it does not say. When it was last asked, nobody
-    listened there (`gone`), or nothing came (`silent`)."""
+    listened there (`gone`), or nothing came (`silent`). `ended`: its process is known to be no more."""
 
     why: str = ""
     gone: bool = False
     silent: bool = False
+    ended: bool = False
     incarnation: int = 0
     models: frozenset[str] | None = None
     signals: Signals = field(default_factory=Signals)

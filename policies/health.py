@@ -158,6 +158,7 @@ class Health:
         if record is None:
             return False
         self._return(record, now)
+        record.rests_until = -inf
         return True
 
     def rest(self, name: str, until: float) -> bool:

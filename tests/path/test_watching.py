@@ -116,6 +116,28 @@ async def test_backends_that_load_get_nothing_though_nobody_else_is_there() -> N
         assert a.hits == b.hits == 0
 
 
+async def test_another_process_is_not_blamed_for_what_the_one_before_did() -> None:
+    """It hung, was ejected for a minute, ended and was started again: it serves as soon as its probes are good, and
+    counts as one other process, however long it was away."""
+    async with (
+        Fake(healthy, control=well) as a,
+        Fake(healthy, control=well) as b,
+        House(watched(a.url, b.url), [a, b]) as house,
+    ):
+        await house.eventually(lambda: states(house) == {"up"}, "both are up")
+        watched_pool = house.gateway.dispatcher.pools["p"]
+        for _ in range(4):
+            watched_pool.health.ended(a.url, Found.FAULT, house.gateway.clock(), cost_s=30.0)
+        watched_pool.refresh()
+        assert known(house)[a.url]["state"] == "ejected"
+        await a.stop()
+        await house.eventually(lambda: known(house)[a.url]["state"] == "down", "it is down")
+        await asyncio.sleep(0.5)  # and asked again and again
+        await a.start()
+        await house.eventually(lambda: states(house) == {"up"}, "it is up")
+        assert known(house)[a.url]["incarnation"] == 1
+
+
 async def test_an_ejection_is_told_where_nobody_watches() -> None:
     """Without probes and without metrics of the engine: in the log, and in the count."""
     async with Fake(healthy) as a, Fake(healthy) as b, House(pool(a.url, b.url), [a, b]) as house:

@@ -271,6 +271,7 @@ def test_a_restart_wipes_the_record() -> None:
     health = pool()
     for _ in range(4):
         health.ended("a", Found.FAULT, 0.0)
+    health.rest("a", 10.0)
     assert health.restarted("a", 0.5)
     verdict = health.verdicts(0.5)["a"]
     assert (verdict.state, verdict.room) == (State.UP, RULES.ramp_requests)
