@@ -235,10 +235,12 @@ class Kubernetes:
             while True:
                 try:
                     await self._follow(http, tell)
-                except Expired:
-                    continue
-                except (httpx.HTTPError, OSError, ValueError, KeyError):
-                    await asyncio.sleep(AGAIN_S * self._rng.uniform(0.5, 1.5))
+                except (Expired, httpx.HTTPError, OSError, ValueError, KeyError):
+                    await self._pause()
+
+    async def _pause(self) -> None:
+        """Whatever the API server says, and how soon, it is not asked in a tight loop."""
+        await asyncio.sleep(AGAIN_S * self._rng.uniform(0.5, 1.5))
 
     async def _follow(self, http: httpx.AsyncClient, tell: Tell) -> None:
         """List, then watch until it breaks. Raises Expired or what the connection raised."""
@@ -253,6 +255,7 @@ class Kubernetes:
             async for event in self._events(http, slices.version):
                 if slices.changed(event):
                     tell(slices.endpoints())
+            await self._pause()
 
     async def _events(self, http: httpx.AsyncClient, version: str) -> AsyncIterator[Mapping[str, Any]]:
         asked = {

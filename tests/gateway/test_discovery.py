@@ -114,6 +114,7 @@ class ApiServer:
         self.token = "secret"
         self.lists = self.watches = 0
         self.refused = 0
+        self.hasty = ""  # what it does to every watch at once
         self._history: list[tuple[int, dict[str, Any]]] = []
         self._watching: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,6 +201,10 @@ class ApiServer:
                 if version > int(asked["resourceVersion"]):
                     self._send(writer, event)
             self._watching.add(writer)
+            if self.hasty == "fails":
+                self.fail(500)
+            elif self.hasty == "ends":
+                writer.write(b"0\r\n\r\n")
 
     @staticmethod
     def _whole(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
@@ -259,6 +264,17 @@ async def test_kubernetes_lists_again_when_a_watch_broke(tmp_path: Path, how: st
         server.fail(410) if how == "event" else server.drop()
         await seen.until(lambda: hosts(seen.last) == {"10.0.0.1": True})
         assert server.lists >= 2
+
+
+@pytest.mark.parametrize("hasty", ["fails", "ends"])
+async def test_kubernetes_is_not_asked_in_a_tight_loop(tmp_path: Path, hasty: str) -> None:
+    """Though each watch fails or ends as soon as it begins."""
+    server = ApiServer()
+    server.hasty = hasty
+    async with following(server, tmp_path) as seen:
+        await seen.until(lambda: server.watches)
+        await asyncio.sleep(1.0)
+        assert server.watches <= 4
 
 
 async def test_kubernetes_reads_a_renewed_token(tmp_path: Path) -> None:
