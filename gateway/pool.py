@@ -136,7 +136,7 @@ class Pool:
     def refresh(self) -> None:
         """Something about a backend has changed, or the time has come: the scheduler is shown all of them anew."""
         now = self._clock()
-        verdicts = self.health.verdicts(now)
+        verdicts = self.health.verdicts(now, {name for name, view in self._views.items() if not view.open})
         self.change_at = self.health.next_change(now)
         self.trials = frozenset([name for name, verdict in verdicts.items() if verdict.state is State.TRIAL])
         runs = self.scheduler.statistics(now).backends if self.trials else {}

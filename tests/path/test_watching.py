@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
-from gateway.fleetadmin import listed
+from gateway import assembly
+from gateway.fleetadmin import change, listed
 from gateway.metrics import Numbers
 from policies.verdicts import Found
 from tests.faults.fakes import DONE, Fake, Request, healthy, well
@@ -136,6 +138,18 @@ async def test_another_process_is_not_blamed_for_what_the_one_before_did() -> No
         await a.start()
         await house.eventually(lambda: states(house) == {"up"}, "it is up")
         assert known(house)[a.url]["incarnation"] == 1
+
+
+async def test_who_rests_serves_where_the_others_are_drained() -> None:
+    """One of two is drained, and the other asks to be left alone: nobody better is there."""
+    async with Fake(healthy) as a, Fake(healthy) as b, House(pool(a.url, b.url), [a, b]) as house:
+        fleet, settings, now = house.gateway.fleet, house.gateway.settings, house.gateway.clock()
+        change(fleet, "drain", "p", a.url, partial(assembly.backend, settings), now)
+        watched_pool = house.gateway.dispatcher.pools["p"]
+        watched_pool.health.rest(b.url, now + 60.0)
+        watched_pool.refresh()
+        assert (await house.ask(chat())).status == 200
+        assert (a.hits, b.hits) == (0, 1)
 
 
 async def test_an_ejection_is_told_where_nobody_watches() -> None:
