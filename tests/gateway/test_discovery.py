@@ -15,6 +15,7 @@ import pytest
 
 from gateway.discovery import Cluster, Dns, Endpoint, Kubernetes, Source, Undiscoverable, allowed
 from loadtests.nameserver import Mood, name_server
+from tests.path.house import AtAwait
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +44,27 @@ class Watching:
             while not condition():
                 assert not self._task.done(), self._task
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+async def test_a_search_ends_though_an_answer_comes_with_its_end(n: int) -> None:
+    """The addresses of one kind are awaited first, those of the other kind then. Nothing is told any more, and whoever
+    ends the search does not wait for ever."""
+    async with name_server() as server:
+        server.zone = {("vllm.svc", "A"): (30, ["10.0.0.1"]), ("vllm.svc", "AAAA"): (30, ["fd00::1"])}
+        told: list[list[Endpoint]] = []
+
+        async def search() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            await AtAwait(Dns("vllm.svc", 8000, server.address).watch(told.append), n, task.cancel, late=True)
+
+        task = asyncio.create_task(search())
+        await asyncio.wait([task], timeout=2.0)
+        ended = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        assert ended and told == []
 
 
 async def test_dns_follows_the_records_when_their_time_is_over() -> None:
