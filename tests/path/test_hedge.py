@@ -248,9 +248,9 @@ async def test_there_is_none_unless_it_is_asked_for() -> None:
         async with House(hedging(*fakes), fakes) as house:
             dispatcher = house.gateway.dispatcher
             assert not await alone(house, fakes)
-            dispatcher.shed = frozenset(["batch"])
+            dispatcher.strained = True
             assert await alone(house, fakes)
-            dispatcher.shed = frozenset()
+            dispatcher.strained = False
             assert not await alone(house, fakes)
             for _ in range(100):
                 dispatcher.pools["p"].retries.spend()
