@@ -140,6 +140,7 @@ class Gateway:
 
     def _tell(self, settings: Config) -> None:
         self.telemetry.configure(settings)
+        self.dispatcher.shed = frozenset(name for name, told in settings.classes.items() if told.ceiling < 1.0)
         self.quota.apply(entitled.limits(settings), self.telemetry.tenants)
 
     def _plan(self, settings: Config, searches: Mapping[str, Search]) -> None:
@@ -157,8 +158,7 @@ class Gateway:
 
     def _strained(self, strained: bool) -> None:
         """The event loop is too slow for all that is asked: work that nobody watches is refused first."""
-        classes = self.settings.classes if strained else {}
-        self.dispatcher.shed = frozenset(name for name, told in classes.items() if told.ceiling < 1.0)
+        self.dispatcher.strained = strained
 
     def not_ready(self) -> str:
         """Why no request should be sent here; empty when all is well."""

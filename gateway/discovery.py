@@ -7,6 +7,7 @@ import json
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -79,14 +80,18 @@ class Dns:
         return f"<Dns {self._name}:{self._port}>"
 
     async def watch(self, tell: Tell) -> None:
+        task = asyncio.current_task()
         while True:
-            try:
-                endpoints, ttl_s = await self._look()
-            except (dns.exception.DNSException, OSError):
-                await asyncio.sleep(AGAIN_S)
-                continue
-            tell(allowed(endpoints))
-            await asyncio.sleep(min(LONGEST_S, max(SHORTEST_S, ttl_s)))
+            found, wait_s = None, AGAIN_S
+            with suppress(dns.exception.DNSException, OSError):
+                found, ttl_s = await self._look()
+                wait_s = min(LONGEST_S, max(SHORTEST_S, ttl_s))
+            # Python 3.11's wait_for, which dnspython uses, swallows a cancellation that comes with the answer.
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError
+            if found is not None:
+                tell(allowed(found))
+            await asyncio.sleep(wait_s)
 
     async def _look(self) -> tuple[list[Endpoint], float]:
         """The endpoints now, and for how many seconds they hold."""
@@ -235,10 +240,12 @@ class Kubernetes:
             while True:
                 try:
                     await self._follow(http, tell)
-                except Expired:
-                    continue
-                except (httpx.HTTPError, OSError, ValueError, KeyError):
-                    await asyncio.sleep(AGAIN_S * self._rng.uniform(0.5, 1.5))
+                except (Expired, httpx.HTTPError, OSError, ValueError, KeyError):
+                    await self._pause()
+
+    async def _pause(self) -> None:
+        """Whatever the API server says, and how soon, it is not asked in a tight loop."""
+        await asyncio.sleep(AGAIN_S * self._rng.uniform(0.5, 1.5))
 
     async def _follow(self, http: httpx.AsyncClient, tell: Tell) -> None:
         """List, then watch until it breaks. Raises Expired or what the connection raised."""
@@ -253,6 +260,7 @@ class Kubernetes:
             async for event in self._events(http, slices.version):
                 if slices.changed(event):
                     tell(slices.endpoints())
+            await self._pause()
 
     async def _events(self, http: httpx.AsyncClient, version: str) -> AsyncIterator[Mapping[str, Any]]:
         asked = {

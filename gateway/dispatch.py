@@ -47,7 +47,8 @@ class Dispatcher:
         self.jobs = jobs
         self._clock = clock
         self._ids = count(1)
-        self.shed: frozenset[str] = frozenset()  # classes that are refused now
+        self.strained = False  # the gateway itself has too much to do
+        self.shed: frozenset[str] = frozenset()  # classes that are refused then
         self.fallbacks = Counter("headrace_fallbacks_total", "Requests handed on to another pool.", "pool", "to")
 
     def __repr__(self) -> str:
@@ -57,7 +58,7 @@ class Dispatcher:
         """`async with dispatcher.slot(x) as attempt`: entered when a backend is free for it, left when the place is
         given back. Raises Unavailable."""
         assert x.call is not None
-        if x.class_ in self.shed and not x.attempts:
+        if self.strained and x.class_ in self.shed and not x.attempts:
             raise Unavailable(GATEWAY_BUSY, "The gateway is overloaded: urgent work goes first.", retry_after=2.0)
         return Slot(self, self.pools[x.call.pool], x, next(self._ids), self._clock)
 
@@ -72,7 +73,7 @@ class Dispatcher:
     def beside(self, x: Exchange) -> Slot:
         """A `slot` for a second attempt beside the one that runs: free at once on another backend, or none. Raises
         Unavailable, also where the gateway itself has too much to do."""
-        if self.shed:
+        if self.strained:
             raise Unavailable(GATEWAY_BUSY, "The gateway is overloaded.")
         return Slot(self, self.pools[x.attempts[-1].backend.pool], x, next(self._ids), self._clock, beside=True)
 

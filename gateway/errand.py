@@ -17,11 +17,13 @@ PATIENT = Timeouts(1e9, 1e9, 1e9, 1e9, 1e9)  # the errand's own clock is the onl
 
 
 class ErrandFailed(Exception):
-    """No answer. `gone`: nobody listens there, or who did has dropped the connection; otherwise it is only silent."""
+    """No answer that can be read. `gone`: nobody listens there, or who did has dropped the connection; `silent`:
+    nothing came in time."""
 
-    def __init__(self, message: str, *, gone: bool) -> None:
+    def __init__(self, message: str, *, gone: bool = False, silent: bool = False) -> None:
         super().__init__(message)
         self.gone = gone
+        self.silent = silent
 
 
 class Errands:
@@ -44,7 +46,7 @@ class Errands:
                         return await self._ask(self._link, path)
                 return await self._ask(await self._connect(), path)
         except TimeoutError:
-            raise ErrandFailed(f"no answer within {limit_s:g} s", gone=False) from None
+            raise ErrandFailed(f"no answer within {limit_s:g} s", silent=True) from None
         except OSError as error:
             raise ErrandFailed(error.strerror or type(error).__name__, gone=True) from error
         except UpstreamFailed as error:
@@ -86,7 +88,7 @@ class Errands:
             while data := await reply.read():
                 size += len(data)
                 if size > MOST:
-                    raise ErrandFailed(f"an answer of more than {MOST} bytes", gone=False)
+                    raise ErrandFailed(f"an answer of more than {MOST} bytes")
                 pieces.append(data)
         except BaseException:
             link.abort()

@@ -174,6 +174,8 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _cores(now: Window) -> float | None:
-    """Processor cores that one gateway process used, on average: it has one event loop, so one is all it can use."""
-    processes = len(now.last.get("process_cpu_seconds_total", {}))
+    """Processor cores that one gateway process used, on average: it has one event loop, so one is all it can use.
+    Workers of one machine tell of their time together."""
+    workers = now.gauges("headrace_workers")
+    processes = len(now.last.get("process_cpu_seconds_total", {})) - len(workers) + sum(workers)
     return now.increase("process_cpu_seconds_total") / now.seconds / processes if processes else None

@@ -22,7 +22,7 @@ from gateway.reply import Clock
 from gateway.roster import Member, Roster, Search
 from gateway.signals import Signals
 from gateway.upstream import Upstream
-from gateway.watch import Plan, Watch
+from gateway.watch import Plan, Sight, Watch
 from policies.verdicts import Found, State
 
 TICK_S = 0.1  # how soon an ejection ends when its time has come
@@ -108,15 +108,11 @@ class Fleet:
             self._search(gone, None)
             self._dismiss(gone, keep=())
         for name, plan in plans.items():
-            pool = self._pools[name]
             roster = self.rosters.get(name)
             if roster is None:
-                roster = self.rosters[name] = Roster(pool, plan)
-            elif roster.pool is not pool or roster.plan != plan:
-                self._dismiss(roster, keep=())
-                if roster.pool is not pool:
-                    roster.told.clear()
-                roster.pool, roster.plan = pool, plan
+                roster = self.rosters[name] = Roster(self._pools[name], plan)
+            elif roster.plan != plan:
+                self._follow(roster, plan)
             # Those that were found or added before are made anew: their pool may have other clocks or another key.
             known = found[name] if name in found else [make(name, url) for url in roster.found]
             roster.found = {backend.name: backend for backend in known}
@@ -151,6 +147,7 @@ class Fleet:
         ) != len(roster.pool.backends):
             self._upstream.forget(roster.pool.observe(present.values()))
         self._dismiss(roster, keep=present)
+        roster.sights = {each: roster.sights.get(each) or Sight() for each in present}
         roster.told = {each: state for each, state in roster.told.items() if each in present}
         for each, backend in present.items():
             member = roster.members.get(each)
@@ -161,21 +158,31 @@ class Fleet:
                 member.watch.ask(backend)
         self._show(roster)
 
+    def _follow(self, roster: Roster, plan: Plan) -> None:
+        """They are watched by another plan from now on. What is known of them stays."""
+        roster.plan = plan
+        for member in roster.members.values():
+            member.task.cancel()
+        roster.members.clear()
+        for sight in roster.sights.values():
+            sight.follow(plan)
+
     def _watch(self, roster: Roster, backend: Backend) -> None:
-        if not (roster.plan.interval_s or roster.plan.scrape_s):
+        if not (roster.plan.interval_s or roster.plan.scrapes):
             return
         watch = Watch(
             backend,
             roster.plan,
             self._clock,
             self._rng,
+            roster.sights[backend.name],
             probed=partial(self._probed, roster, backend.name),
             seen=partial(self._seen, roster, backend.name),
         )
         roster.members[backend.name] = Member(backend, watch, self.start(watch.run()))
 
     def _dismiss(self, roster: Roster, keep: Iterable[str]) -> None:
-        """Who has gone is watched no more, unless requests are still there: if it is dead they must know."""
+        """Who has gone is watched no more, unless requests are still there: if it falls silent they must know."""
         for name in roster.members.keys() - set(keep):
             member = roster.members.pop(name)
             member.task.cancel()
@@ -183,55 +190,60 @@ class Fleet:
                 self.start(self._see_off(member.backend, roster.plan))
 
     async def _see_off(self, backend: Backend, plan: Plan) -> None:
-        failures = 0
+        """Nobody else tells its requests that its machine is gone. An answer of whatever kind is a sign of life; a
+        process that ends is seen on its connections, and one that ends in order only listens no more."""
+        silences, sight = 0, Sight()
 
         def probed(good: bool) -> bool:
-            nonlocal failures
-            failures = 0 if good else failures + 1
+            nonlocal silences
+            silences = silences + 1 if sight.silent else 0
             return good
 
         def seen(restarted: bool) -> None:
             """What its engine says matters to nobody any more."""
 
         hasty = Plan(plan.path, min(plan.interval_s or 1.0, 0.5), 0.0, strict=False)
-        watch = Watch(backend, hasty, self._clock, self._rng, probed=probed, seen=seen)
+        watch = Watch(backend, hasty, self._clock, self._rng, sight, probed=probed, seen=seen)
         task = self.start(watch.run())
-        while self._upstream.busy(backend.name) and failures < 3:  # noqa: ASYNC110 (once in a backend's life)
+        while self._upstream.busy(backend.name) and silences < 3:  # noqa: ASYNC110 (once in a backend's life)
             await asyncio.sleep(TICK_S)
         task.cancel()
-        if failures:
+        if silences:
             self._upstream.fail(backend.name, _lost, started=True)
 
     # -- what is known of them ----------------------------------------------------------------------------------
 
     def _probed(self, roster: Roster, name: str, good: bool) -> bool:
         """Returns whether the last probes agree with what is believed of it."""
-        member, health = roster.members.get(name), roster.pool.health
-        if member is None:
+        health = roster.pool.health
+        if name not in roster.members:
             return True
-        sight = member.watch.sight
+        sight = roster.sights[name]
         before = health.records[name].probed
-        changed = health.probed(name, good, self._clock(), silent=bool(sight.why) and not sight.gone)
+        changed = health.probed(name, good, self._clock(), silent=sight.silent)
         after = health.records[name].probed
         if after is False and before is not False and any(v.open for v in health.verdicts(self._clock()).values()):
             self._upstream.fail(name, _lost, started=False)  # they are better off elsewhere
-        if sight.gone and after is False:
-            sight.incarnation += 1  # whoever listens there later is another process
+        if sight.gone and after is False and not sight.ended:
+            self._replaced(roster, name)  # whoever listens there later is another process
             sight.signals = Signals()
+        sight.ended = sight.gone and after is False
         changed |= roster.pool.eligible.serves(name, sight.models)
         if changed:
             self._show(roster)
         return good is after and (good or before is False)
 
     def _seen(self, roster: Roster, name: str, restarted: bool) -> None:
-        member = roster.members.get(name)
-        if member is None:
+        if name not in roster.members:
             return
         if restarted:
-            member.watch.sight.incarnation += 1
-            roster.pool.health.restarted(name, self._clock())
+            self._replaced(roster, name)
             self._tell(roster, name, "restarted", "")
         self._show(roster)
+
+    def _replaced(self, roster: Roster, name: str) -> None:
+        roster.sights[name].incarnation += 1
+        roster.pool.health.restarted(name, self._clock())
 
     def _show(self, roster: Roster) -> None:
         """Tell the pool what is known of its backends, and the log of what has become of them."""
@@ -240,7 +252,7 @@ class Fleet:
         self._report(roster, now)
 
     def _report(self, roster: Roster, now: float) -> None:
-        for name, member in roster.members.items():
+        for name, sight in roster.sights.items():
             state = roster.pool.health.state(name, now)
             was = roster.told.get(name, State.NEW)
             if state is was:
@@ -249,7 +261,7 @@ class Fleet:
             if state in (State.DOWN, State.EJECTED) and was is not State.TRIAL:
                 self.ejections.values[(roster.pool.name, name, state.value)] += 1
             if was is not State.NEW or state is not State.UP:
-                self._tell(roster, name, state.value, member.watch.sight.why)
+                self._tell(roster, name, state.value, sight.why)
 
     def _tell(self, roster: Roster, name: str, state: str, why: str) -> None:
         line = BackendLine(round(self._wall_clock(), 3), roster.pool.name, name, state, why)
@@ -271,9 +283,9 @@ class Fleet:
     def metrics(self) -> Iterator[Family]:
         """What is known of the backends, and how often they were taken out."""
         yield from metrics(self.rosters.values(), self._clock)
-        self.ejections.retain(lambda key: key[0] in self.rosters and key[1] in self.rosters[key[0]].members)
+        self.ejections.retain(lambda key: key[0] in self.rosters and key[1] in self.rosters[key[0]].sights)
         for pool, roster in self.rosters.items():
-            for name, state in product(roster.members, (State.DOWN, State.EJECTED)):
+            for name, state in product(roster.sights, (State.DOWN, State.EJECTED)):
                 self.ejections.values[(pool, name, state.value)] += 0  # the first one is an increase, too
         yield self.ejections
 

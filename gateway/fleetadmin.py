@@ -39,25 +39,22 @@ def _loaded(roster: Roster, load: BackendStatistics | None) -> dict[str, Any]:
 
 
 def _shown(roster: Roster, backend: Backend, state: str, now: float) -> dict[str, Any]:
-    member = roster.members.get(backend.name)
-    sight = member.watch.sight if member is not None else None
-    lacks = roster.pool.eligible.lacks(backend.name)
-    why = sight.why if sight is not None else ""
-    signals = sight.signals if sight is not None else None
+    sight = roster.sights[backend.name]
+    signals, lacks = sight.signals, roster.pool.eligible.lacks(backend.name)
     return {
         "pool": roster.pool.name,
         "backend": backend.name,
         "state": state,
-        "why": why or (f"does not serve {', '.join(lacks)}" if lacks else ""),
+        "why": sight.why or (f"does not serve {', '.join(lacks)}" if lacks else ""),
         "region": backend.region,
         "revision": backend.revision,
-        "incarnation": sight.incarnation if sight is not None else 0,
-        "models": sorted(sight.models) if sight is not None and sight.models is not None else None,
-        "engine_running": signals.running if signals is not None else None,
-        "engine_waiting": signals.waiting if signals is not None else None,
-        "kv_share": signals.kv_share if signals is not None else None,
-        "kv_tokens": signals.kv_tokens if signals is not None else None,
-        "signal_age_s": round(now - sight.signals_at, 3) if sight is not None and sight.signals_at else None,
+        "incarnation": sight.incarnation,
+        "models": sorted(sight.models) if sight.models is not None else None,
+        "engine_running": signals.running,
+        "engine_waiting": signals.waiting,
+        "kv_share": signals.kv_share,
+        "kv_tokens": signals.kv_tokens,
+        "signal_age_s": round(now - sight.signals_at, 3) if sight.signals_at else None,
     }
 
 

@@ -37,7 +37,7 @@ def metrics(rosters: Iterable[Roster], clock: Clock) -> Iterator[Family]:
         found: dict[Key, float] = {
             (roster.pool.name, each): value
             for roster in rosters
-            for each, member in roster.members.items()
-            if (value := pick(member.watch.sight, now)) is not None
+            for each, sight in roster.sights.items()
+            if (value := pick(sight, now)) is not None
         }
         yield Gauge(f"headrace_{name}", text, "pool", "backend", total="max").of(found)

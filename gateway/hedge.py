@@ -11,6 +11,9 @@ its own, which is over when `run` returns.
     fails    runs      the second goes on
     fails    fails     the failure that came last is the request's: it may be tried again
     fails    no place  the first one's failure is the request's
+
+One that fails in phase STREAMING has won before: its failure is the request's, even where the other does not know yet
+that it has lost.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from gateway.dispatch import Dispatcher, Slot
-from gateway.errors import Unavailable, UpstreamFailed
+from gateway.errors import Phase, Unavailable, UpstreamFailed
 from gateway.exchange import Attempt, Exchange
 from policies.retry import Hedging
 
@@ -56,7 +59,7 @@ class Hedge:
                 if self._first is None or not self._first.lost or self._interrupted():
                     raise
             except UpstreamFailed as failed:
-                if self._beside is None or self._beside.done():
+                if failed.phase is Phase.STREAMING or self._beside is None or self._beside.done():
                     raise
                 failure = failed
                 if self._second is not None:
@@ -105,8 +108,8 @@ class Hedge:
         except Unavailable:
             if self._second is not None:
                 raise
-        except UpstreamFailed:
-            if self._first is not None and not self._first.ended_at:
+        except UpstreamFailed as failed:
+            if failed.phase is not Phase.STREAMING and self._first is not None and not self._first.ended_at:
                 self._exchange.turn_to(self._first)
             raise
 

@@ -45,7 +45,7 @@ class Pool:
         self.name = name
         self.health = health or Health()
         self.probed = probed  # whether somebody probes the backends, so that new ones are waited for
-        self.served: dict[str, float] = {}  # when the latest request was dispatched that got its first token there
+        self.served: defaultdict[str, float] = defaultdict(float)  # the latest dispatch that got its first token there
         self.trials: frozenset[str] = frozenset()
         self.change_at = inf
         self.eligible = Eligible()
@@ -86,21 +86,20 @@ class Pool:
 
     def observe(self, backends: Iterable[Backend]) -> list[Backend]:
         """These are the pool's backends now. Who stays (by name) keeps its load and what is known of it; who is new is
-        taken to be open; who goes ends what runs there and gets no more. Returns those that go: nobody needs their idle
-        connections any more."""
+        taken to be open; who goes ends what runs there and gets no more. Returns those that go, to close what idles."""
         before = self.backends
         self.backends = {backend.name: backend for backend in backends}
         gone = [backend for name, backend in before.items() if name not in self.backends]
         now = self._clock()
         for backend in gone:
             self.health.leave(backend.name)
-            self.tallies.pop(backend.name, None)  # what still runs there is counted by itself
-            self._told.pop(backend.name, None)
+        for book in (self.tallies, self._told, self.served, self.shares):  # what still runs there is counted by itself
+            for name in book.keys() - self.backends.keys():
+                book.pop(name)
         judged = self.probed or self.health.rules.eject  # where nobody judges, nobody holds back either
         for name in self.backends.keys() - before.keys():
             self.health.enter(name, now, probed=self.probed, cold=bool(before) and judged)
         self._views = {name: self._views.get(name, BackendView(name, concurrency=MOST)) for name in self.backends}
-        self.shares = {name: share for name, share in self.shares.items() if name in self.backends}
         self.eligible.observe(self.backends.values())
         self.refresh()
         return gone
@@ -137,7 +136,7 @@ class Pool:
     def refresh(self) -> None:
         """Something about a backend has changed, or the time has come: the scheduler is shown all of them anew."""
         now = self._clock()
-        verdicts = self.health.verdicts(now)
+        verdicts = self.health.verdicts(now, {name for name, view in self._views.items() if not view.open})
         self.change_at = self.health.next_change(now)
         self.trials = frozenset([name for name, verdict in verdicts.items() if verdict.state is State.TRIAL])
         runs = self.scheduler.statistics(now).backends if self.trials else {}
@@ -162,8 +161,8 @@ class Pool:
             name, found, now, trial=attempt.trial, cost_s=now - attempt.dispatched_at, tokens=tokens
         )
         attempt.trial = False
-        if found is Found.GOOD and attempt.dispatched_at > self.served.get(name, 0.0):
-            self.served[name] = attempt.dispatched_at
+        if found is Found.GOOD:
+            self.served[name] = max(self.served[name], attempt.dispatched_at)
         if rests_s > 0.0:
             changed = self.health.rest(name, now + rests_s) or changed
         if changed:
@@ -212,8 +211,9 @@ class Pool:
 
     def answered(self, job_id: int, attempt: Attempt, now: float) -> None:
         """Its first token is there."""
+        name = attempt.backend.name
         self.unanswered.pop(job_id, None)
-        self.served[attempt.backend.name] = attempt.dispatched_at
+        self.served[name] = max(self.served[name], attempt.dispatched_at)
         if attempt.trial and not attempt.late:
             self.judge(attempt, Found.GOOD)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gateway.backend import Backend
 from gateway.discovery import Source
 from gateway.pool import Pool
-from gateway.watch import Plan, Watch
+from gateway.watch import Plan, Sight, Watch
 from policies.types import BackendView
 from policies.verdicts import State
 
@@ -50,6 +50,7 @@ class Roster:
     drained: set[str] = field(default_factory=set)
     leaving: frozenset[str] = frozenset()  # discovery says that they only finish what they have
     members: dict[str, Member] = field(default_factory=dict)
+    sights: dict[str, Sight] = field(default_factory=dict)  # what is known of each, whoever watches it
     told: dict[str, State] = field(default_factory=dict)  # what each was last said to be, whoever watched it then
     search: Search | None = None
     searching: asyncio.Task[None] | None = None
@@ -79,10 +80,7 @@ class Roster:
 
     def _view(self, name: str, backend: Backend, now: float) -> BackendView:
         opens = name not in self.drained and name not in self.leaving and not self.useless(name)
-        member = self.members.get(name)
-        if member is None:
-            return BackendView(name, concurrency=backend.concurrency, speed=backend.speed, open=opens)
-        sight = member.watch.sight
+        sight = self.sights[name]
         fits = sight.signals.kv_tokens
         most = backend.concurrency
         if backend.bounds_itself and fits is not None:

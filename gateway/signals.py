@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Meaning(StrEnum):
@@ -94,18 +95,27 @@ class Signals:
         return self.total is not None and before.total is not None and self.total < before.total
 
 
+@dataclass(frozen=True)
 class Vocabulary:
     """The names that one engine uses, and where it tells them; it is not to be asked more often than each `rest_s`."""
 
-    def __init__(self, path: str, names: Mapping[str, Meaning], rest_s: float = 0.0) -> None:
-        self.path = path
-        self.rest_s = rest_s
-        self._meanings: dict[bytes, list[tuple[bytes, Meaning]]] = {}
-        for name, meaning in names.items():
+    path: str
+    names: Mapping[str, Meaning]
+    rest_s: float = 0.0
+
+    @cached_property
+    def _meanings(self) -> Mapping[bytes, list[tuple[bytes, Meaning]]]:
+        """By name, what its series mean, each with the label that it must have."""
+        found: dict[bytes, list[tuple[bytes, Meaning]]] = {}
+        for name, meaning in self.names.items():
             metric, _, label = name.partition("{")
-            self._meanings.setdefault(metric.encode(), []).append((label.rstrip("}").encode(), meaning))
+            found.setdefault(metric.encode(), []).append((label.rstrip("}").encode(), meaning))
+        return found
+
+    @cached_property
+    def _line(self) -> re.Pattern[bytes]:
         wanted = b"|".join(map(re.escape, self._meanings))
-        self._line = re.compile(rb"^(%b)(?:\{([^\n]*)\})?[ \t]+(\S+)" % wanted, re.MULTILINE)
+        return re.compile(rb"^(%b)(?:\{([^\n]*)\})?[ \t]+(\S+)" % wanted, re.MULTILINE)
 
     def read(self, text: bytes) -> Signals:
         """Everything wanted in one text. Lines that make no sense are passed over."""

@@ -27,6 +27,7 @@ OPERATIONS = {
     Dialect.RESPONSES: "chat",
     Dialect.MESSAGES: "chat",
 }
+MOST = 2**63 - 1  # of an integer; clients may ask for more tokens than that
 API_TYPES = {Dialect.CHAT: "chat_completions", Dialect.RESPONSES: "responses"}
 
 
@@ -205,15 +206,20 @@ def put(told: Span | Span.Event | Resource, attributes: Mapping[str, Value]) -> 
         pair = add()
         pair.key = key
         if isinstance(value, str):
-            pair.value.string_value = value
+            pair.value.string_value = _text(value)
         elif isinstance(value, bool):
             pair.value.bool_value = value
         elif isinstance(value, int):
-            pair.value.int_value = value
+            pair.value.int_value = min(value, MOST)
         elif isinstance(value, float):
             pair.value.double_value = value
         else:
-            pair.value.array_value.values.extend(AnyValue(string_value=item) for item in value)
+            pair.value.array_value.values.extend(AnyValue(string_value=_text(item)) for item in value)
+
+
+def _text(value: str) -> str:
+    """As UTF-8 can have it: an engine's JSON may hold half of a surrogate pair."""
+    return value.encode("utf-8", "replace").decode()
 
 
 def _nanoseconds(finished: Finished, at: float) -> int:

@@ -15,6 +15,7 @@ from gateway.metrics import Counter, Family, Gauge, Histogram
 BEAT_S = 0.1
 WEIGHT = 0.3
 STRAIN_S, RELIEF_S = 0.2, 0.05  # mean lag: from the one on the loop is strained, below the other it is not any more
+MOST_S = 0.5  # of a beat counts: who was stopped for a minute and goes on has no more to do than before
 LAG_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -81,7 +82,7 @@ class Vitals:
 
     def _weigh(self, late_s: float) -> None:
         """A loop that comes late again and again has more to do than it can; one late beat is nothing."""
-        self._strain_s += WEIGHT * (late_s - self._strain_s)
+        self._strain_s += WEIGHT * (min(late_s, MOST_S) - self._strain_s)
         strained = self._strain_s > (RELIEF_S if self.strained else STRAIN_S)
         if strained is not self.strained:
             self.strained = strained

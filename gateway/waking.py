@@ -17,6 +17,7 @@ class Waking:
         self.wakeup = Wakeup(hold_s, most)
         self._clock = clock
         self._held: set[asyncio.Future[None]] = set()
+        self._refusal: GatewayError | None = None
 
     def __repr__(self) -> str:
         return f"<Waking {self.wakeup!r}>"
@@ -31,7 +32,10 @@ class Waking:
 
     async def wait(self, since: float, deadline: float, refusal: GatewayError) -> float:
         """Returns when the pool has somebody, and what time it is then. Raises `refusal` where there are too many who
-        wait already, or it took too long from `since`, when the request began to wait, or its `deadline` came."""
+        wait already, or it took too long from `since`, when the request began to wait, or its `deadline` came; and what
+        everybody is told once nobody may wait any more."""
+        if self._refusal is not None:
+            raise self._refusal
         left_s = self.wakeup.enter(since, self._clock(), deadline)
         if left_s is None:
             raise refusal
@@ -57,7 +61,8 @@ class Waking:
                 each.set_result(None)
 
     def refuse(self, error: GatewayError) -> None:
-        """Everybody who is held is told `error`."""
+        """Everybody who is held, or would be from now on, is told `error`."""
+        self._refusal = error
         for each in self._held:
             if not each.done():
                 each.set_exception(error)

@@ -40,6 +40,11 @@ class Plan:
     strict: bool = True
     guessed: bool = False
 
+    @property
+    def scrapes(self) -> bool:
+        """Whether engines are asked for their metrics."""
+        return self.vocabulary is not None and self.scrape_s > 0.0
+
 
 class Models(msgspec.Struct):
     """What `/v1/models` answers, as far as it matters."""
@@ -52,10 +57,13 @@ class Models(msgspec.Struct):
 
 @dataclass(slots=True)
 class Sight:
-    """What is known of a backend. `models` None: it does not say; `gone`: nobody listened there when last asked."""
+    """What is known of a backend, whoever watches it. `models` None: it does not say. When it was last asked, nobody
+    listened there (`gone`), or nothing came (`silent`). `ended`: its process is known to be no more."""
 
     why: str = ""
     gone: bool = False
+    silent: bool = False
+    ended: bool = False
     incarnation: int = 0
     models: frozenset[str] | None = None
     signals: Signals = field(default_factory=Signals)
@@ -63,6 +71,13 @@ class Sight:
     restarted_at: float = -inf
     scrapes: int = 0
     scrape_s: float = 0.0  # of the loop's time, all scrapes together
+
+    def follow(self, plan: Plan) -> None:
+        """It is watched so from now on. What nobody asks for any more is not known."""
+        if not plan.interval_s:
+            self.why, self.gone, self.silent, self.models = "", False, False, None
+        if not plan.scrapes:
+            self.signals, self.signals_at = Signals(), 0.0
 
 
 class Watch:
@@ -75,12 +90,13 @@ class Watch:
         plan: Plan,
         clock: Clock,
         rng: Random,
+        sight: Sight,
         *,
         probed: Callable[[bool], bool],
         seen: Callable[[bool], None],
     ) -> None:
         self.backend = backend
-        self.sight = Sight()
+        self.sight = sight
         self._plan = plan
         self._clock = clock
         self._rng = rng
@@ -122,7 +138,7 @@ class Watch:
 
     async def _probe(self) -> None:
         plan, sight = self._plan, self.sight
-        sight.gone, sight.why = False, ""
+        sight.gone, sight.silent, sight.why = False, False, ""
         began, limit_s = self._clock(), min(LIMIT_S, plan.interval_s)
         try:
             answer = await self._errands.get(plan.path, limit_s)
@@ -134,7 +150,7 @@ class Watch:
             if self._clock() - began > limit_s + LAG_S:  # this process stood still itself, and knows nothing
                 self._probe_at = self._clock()
                 return
-            sight.why, sight.gone = str(failed), failed.gone
+            sight.why, sight.gone, sight.silent = str(failed), failed.gone, failed.silent
             self._models_at = 0.0
         settled = self._probed(not sight.why)
         self._probe_at = self._clock() + (self._jittered(plan.interval_s) if settled else min(SOON_S, plan.interval_s))

@@ -45,6 +45,8 @@ class Worker:
 
     async def ask(self, method: str, path: str, **told: Any) -> httpx.Response | None:
         """On its private socket. None where it does not answer."""
+        if self.client.is_closed:  # it ended since it was looked up
+            return None
         try:
             return await self.client.request(method, path, **told)
         except httpx.HTTPError:
@@ -158,7 +160,11 @@ class Crew:
         pause_s = FIRST_PAUSE_S
         while True:
             began_at = self._clock()
-            code = await self._run(seat)
+            try:
+                code = await self._run(seat)
+            except OSError as error:  # no memory or no descriptors now
+                logger.error("worker %d cannot be started: %s", seat, error)
+                code = 1
             if self._stopping:
                 return
             if not self._complete.is_set():

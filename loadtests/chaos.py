@@ -55,17 +55,16 @@ async def chaos(seconds: float, seed: int, rate: float) -> Judgement:
         async with stage(Path(folder)) as here, Lag() as lag:
             await surge(here, seed)
             crowd = Crowd(here.api_port, rate, Random(seed), KEY)
-            watching = asyncio.create_task(here.watch(lambda: len(crowd.going)))
-            await crowd.run(WARM_S)
             storm = Storm(here, seed)
             sizes, left = [], []
-            for share in (WARMING, 1.0 - WARMING):
-                await asyncio.gather(crowd.run(seconds * share), storm.rage(seconds * share))
-                await crowd.run(CALM_S)
-                await crowd.finish()
-                left += await here.settled()
-                sizes.append(await here.size())
-            watching.cancel()
+            async with here.watched(lambda: len(crowd.going)):
+                await crowd.run(WARM_S)
+                for share in (WARMING, 1.0 - WARMING):
+                    await asyncio.gather(crowd.run(seconds * share), storm.rage(seconds * share))
+                    await crowd.run(CALM_S)
+                    await crowd.finish()
+                    left += await here.settled()
+                    sizes.append(await here.size())
             judgement = Judgement(f"chaos, {seconds:g} s, seed {seed}")
             judge(judgement, here, crowd.told, storm, lag)
     judgement.none("left behind when nobody asked any more", left)
@@ -121,17 +120,16 @@ async def soak(seconds: float, seed: int, rate: float) -> Judgement:
         async with stage(Path(folder)) as here:
             await surge(here, seed)
             crowd = Crowd(here.api_port, rate, Random(seed), KEY)
-            watching = asyncio.create_task(here.watch(lambda: len(crowd.going)))
             sizes, left, shares = [], [], []
-            for _ in range(int(1.0 / WARMING)):
-                had_s = (await here.size()).cpu_s
-                await crowd.run(seconds * WARMING)
-                shares.append(((await here.size()).cpu_s - had_s) / (seconds * WARMING))
-                await crowd.finish()
-                left += await here.settled()
-                sizes.append(await here.size())
-                crowd.count()
-            watching.cancel()
+            async with here.watched(lambda: len(crowd.going)):
+                for _ in range(int(1.0 / WARMING)):
+                    had_s = (await here.size()).cpu_s
+                    await crowd.run(seconds * WARMING)
+                    shares.append(((await here.size()).cpu_s - had_s) / (seconds * WARMING))
+                    await crowd.finish()
+                    left += await here.settled()
+                    sizes.append(await here.size())
+                    crowd.count()
             log = here.log
     judgement = Judgement(f"soak, {seconds:g} s, seed {seed}")
     judgement.tell("requests", crowd.sent)

@@ -12,6 +12,8 @@ from random import Random
 from typing import Any
 
 PATIENCE_S = 90.0
+# A connection that broke, a head without an end, and a body that is no JSON, or has not the shape that was promised.
+BROKEN = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, LookupError, TypeError)
 WORDS = "one two three four five six seven eight nine ten".split()
 
 
@@ -96,7 +98,7 @@ class Crowd:
             told.left = True
             if stays_s == PATIENCE_S:
                 told.lie = f"no end after {PATIENCE_S:g} s"
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+        except BROKEN as error:
             told.lie = f"broken: {error!r}"
         told.ended_at = time.monotonic()
 
@@ -119,6 +121,8 @@ class Crowd:
                 answer = await reader.read()
                 told.first_at = time.monotonic()
                 told.whole = json.loads(answer)["choices"][0]["finish_reason"] is not None
+                if not told.whole:
+                    told.lie = f"an answer without its end: {answer[-100:]!r}"
         finally:
             writer.transport.abort()
 

@@ -105,8 +105,19 @@ class Stage:
         descriptors = len(list((proc / "fd").iterdir()))
         return Size(descriptors, tasks, pages * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK"))
 
-    async def watch(self, waiting: Callable[[], int]) -> None:
-        """The invariants that hold at every moment. `waiting`: how many clients have no end yet."""
+    @asynccontextmanager
+    async def watched(self, waiting: Callable[[], int]) -> AsyncIterator[None]:
+        """The invariants hold at every moment of the block. `waiting`: how many clients have no end yet."""
+        watching = asyncio.create_task(self._watch(waiting))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            (end,) = await asyncio.gather(watching, return_exceptions=True)
+            if not isinstance(end, asyncio.CancelledError):
+                self.lies.append(f"nobody watched any more: {end!r}")
+
+    async def _watch(self, waiting: Callable[[], int]) -> None:
         unclaimed = 0
         while True:
             before = waiting()

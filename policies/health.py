@@ -22,7 +22,7 @@ A backend that comes back is cold: what it may run grows with the tokens that it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -158,6 +158,7 @@ class Health:
         if record is None:
             return False
         self._return(record, now)
+        record.rests_until = -inf
         return True
 
     def rest(self, name: str, until: float) -> bool:
@@ -181,15 +182,16 @@ class Health:
             return State.RESTING
         return State.NEW if record.probed is None else State.UP
 
-    def verdicts(self, now: float) -> dict[str, Verdict]:
-        """Of every backend. Those that are only not known yet, or rest, take work if nobody better does. When nobody
-        does because several fell silent, that is more likely our own network or machine: they take work, too."""
+    def verdicts(self, now: float, shut: Collection[str] = ()) -> dict[str, Verdict]:
+        """Of every backend. Those that are only not known yet, or rest, take work if nobody better does: nobody who is
+        `shut` does, such as one that is drained. When nobody does because several fell silent, that is more likely our
+        own network or machine: they take work, too."""
         records = self.records
         states = {name: self.state(name, now) for name in records}
-        serving = State.UP in states.values()
+        serving = any(state is State.UP and name not in shut for name, state in states.items())
         found = {name: self._verdict(records[name], state, serving, now) for name, state in states.items()}
         mute = [name for name, state in states.items() if state is State.DOWN and records[name].silent]
-        if len(mute) > 1 and not any(verdict.open for verdict in found.values()):
+        if len(mute) > 1 and not any(verdict.open and name not in shut for name, verdict in found.items()):
             found |= {name: Verdict(State.DOWN, True) for name in mute}
         return found
 

@@ -20,8 +20,9 @@ def process() -> Row:
         (f"increase(headrace_worker_restarts_total{R})", f"{EACH} restarts"),
     ]
     bodies = [(f"headrace_buffered_{what}", f"{EACH} {what}") for what in ("bytes", "limit_bytes")]
+    cores = f"rate(process_cpu_seconds_total{OURS}{R})"
     return "Process", [
-        series("Processor", "Cores used; one is all.", NUMBER, (f"rate(process_cpu_seconds_total{OURS}{R})", EACH)),
+        series("Processor", "Cores used; each worker has one.", NUMBER, (cores, EACH)),
         series("Memory", "Resident.", BYTES, (f"process_resident_memory_bytes{OURS}", EACH)),
         series("Descriptors", "Open.", NUMBER, (f"process_open_fds{OURS}", EACH)),
         series("Tasks and workers", "Of the event loops; of `serve --workers`, with their restarts.", NUMBER, *parts),

@@ -272,6 +272,14 @@ def test_gateways_are_taken_together() -> None:
     assert found.ttft_s == facts(Window({}, series, SECONDS)).ttft_s
 
 
+def test_workers_that_share_an_admin_port_have_a_core_each() -> None:
+    """Four, each of which uses a quarter of one, are not at the end of theirs."""
+    busy = HEALTHY | {"process_cpu_seconds_total": SECONDS, "headrace_workers": 4}
+    found = facts(Window({}, samples(busy), SECONDS))
+    assert found.cores == pytest.approx(0.25)
+    assert diagnosis(found).hypotheses == ()
+
+
 def test_labels_are_read_as_they_were_meant() -> None:
     """Escapes, commas and braces in values."""
     found = read('a{x="1,\\"}\\n\\\\",y=""} 2.5\n# TYPE a gauge\na 3\n')

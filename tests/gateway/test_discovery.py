@@ -15,6 +15,7 @@ import pytest
 
 from gateway.discovery import Cluster, Dns, Endpoint, Kubernetes, Source, Undiscoverable, allowed
 from loadtests.nameserver import Mood, name_server
+from tests.path.house import AtAwait
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +44,27 @@ class Watching:
             while not condition():
                 assert not self._task.done(), self._task
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+async def test_a_search_ends_though_an_answer_comes_with_its_end(n: int) -> None:
+    """The addresses of one kind are awaited first, those of the other kind then. Nothing is told any more, and whoever
+    ends the search does not wait for ever."""
+    async with name_server() as server:
+        server.zone = {("vllm.svc", "A"): (30, ["10.0.0.1"]), ("vllm.svc", "AAAA"): (30, ["fd00::1"])}
+        told: list[list[Endpoint]] = []
+
+        async def search() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            await AtAwait(Dns("vllm.svc", 8000, server.address).watch(told.append), n, task.cancel, late=True)
+
+        task = asyncio.create_task(search())
+        await asyncio.wait([task], timeout=2.0)
+        ended = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        assert ended and told == []
 
 
 async def test_dns_follows_the_records_when_their_time_is_over() -> None:
@@ -114,6 +136,7 @@ class ApiServer:
         self.token = "secret"
         self.lists = self.watches = 0
         self.refused = 0
+        self.hasty = ""  # what it does to every watch at once
         self._history: list[tuple[int, dict[str, Any]]] = []
         self._watching: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,6 +223,10 @@ class ApiServer:
                 if version > int(asked["resourceVersion"]):
                     self._send(writer, event)
             self._watching.add(writer)
+            if self.hasty == "fails":
+                self.fail(500)
+            elif self.hasty == "ends":
+                writer.write(b"0\r\n\r\n")
 
     @staticmethod
     def _whole(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
@@ -259,6 +286,17 @@ async def test_kubernetes_lists_again_when_a_watch_broke(tmp_path: Path, how: st
         server.fail(410) if how == "event" else server.drop()
         await seen.until(lambda: hosts(seen.last) == {"10.0.0.1": True})
         assert server.lists >= 2
+
+
+@pytest.mark.parametrize("hasty", ["fails", "ends"])
+async def test_kubernetes_is_not_asked_in_a_tight_loop(tmp_path: Path, hasty: str) -> None:
+    """Though each watch fails or ends as soon as it begins."""
+    server = ApiServer()
+    server.hasty = hasty
+    async with following(server, tmp_path) as seen:
+        await seen.until(lambda: server.watches)
+        await asyncio.sleep(1.0)
+        assert server.watches <= 4
 
 
 async def test_kubernetes_reads_a_renewed_token(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from gateway.backend import Backend
 from gateway.errors import SHUTTING_DOWN, Unavailable
+from gateway.exchange import Attempt
 from gateway.pool import Placed, Pool
 from policies.retry import RetryBudget
 from policies.scheduler import Scheduler
-from policies.types import BackendView, Drop, Ending, Job, Reason
+from policies.types import BackendView, Dispatch, Drop, Ending, Job, Reason
+from policies.verdicts import Found
 
 pytestmark = pytest.mark.anyio
 IDS = count(1)
@@ -109,6 +111,30 @@ async def test_who_goes_ends_what_runs_and_gets_no_more(pool: Pool) -> None:
     pool.leave(first.id, Ending.SUCCESS)
     pool.leave(second.id, Ending.SUCCESS)
     assert running(pool) == {"b": 0}
+
+
+async def test_nothing_stays_of_who_is_gone(pool: Pool) -> None:
+    """Each start of a backend may have an address of its own. What ran there ends after it went, and is remembered
+    until the next change at most."""
+    for number in range(100):
+        first, name = run(pool), next(iter(pool.backends))
+        pool.tallies[name].tokens += 1
+        attempt = Attempt(pool.backends[name], Dispatch(first, name, 0, 10, 0.0), 1.0, lambda now: None)
+        pool.observe([backend(str(number))])
+        pool.answered(first.id, attempt, 1.0)
+        pool.judge(attempt, Found.GOOD)
+        pool.leave(first.id, Ending.SUCCESS, backend=name)
+    pool.observe([backend("last")])
+    kept = (pool.served, pool.tallies, pool.shares, pool.health.records, pool.unanswered)
+    assert [len(each) for each in kept] == [0, 0, 0, 1, 0]
+
+
+async def test_who_was_served_last_is_who_was_sent_last(pool: Pool) -> None:
+    """A long prompt that gets its first token after a short one, which was sent later, changes nothing."""
+    place = pool.backends["a"]
+    for sent_at in (2.0, 1.0):
+        pool.answered(0, Attempt(place, Dispatch(job(), "a"), sent_at, lambda now: None), 3.0)
+    assert pool.served == {"a": 2.0}
 
 
 async def test_a_decision_outlives_its_backend(pool: Pool) -> None:

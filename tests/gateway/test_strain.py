@@ -7,9 +7,11 @@ import pytest
 from gateway.vitals import RELIEF_S, STRAIN_S, Vitals
 
 
-@pytest.mark.parametrize(("beats", "told"), [([STRAIN_S * 2], []), ([STRAIN_S * 2] * 5, [True])])
+@pytest.mark.parametrize(
+    ("beats", "told"), [([STRAIN_S * 2], []), ([60.0], []), ([STRAIN_S * 2] * 5, [True]), ([60.0] * 2, [True])]
+)
 def test_one_late_beat_is_no_strain(beats: list[float], told: list[bool]) -> None:
-    """Several in a row are."""
+    """However late: a machine that was stopped goes on as before. Several in a row are."""
     vitals, heard = Vitals(lambda: 0.0, lambda: 0.0), []
     vitals.on_strain = heard.append
     for late_s in beats:

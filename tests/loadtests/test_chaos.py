@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from random import Random
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from loadtests.chaos import chaos, judge_growth, soak
+from loadtests.crowd import Crowd
 from loadtests.faultrelay import FaultRelay, Weather, mistimed
 from loadtests.judgement import Judgement, deliver
 from loadtests.outage import all_die, single
@@ -169,6 +171,25 @@ def test_a_wrong_clock_changes_no_length(odd: bool) -> None:
     assert b"2026" not in wrong
     assert wrong.count(b"1764530000") == 1
     assert wrong.endswith(b'x_total{a="b"} %b.0\nrunning{a="b"} 12.0\n' % (b"99" if odd else b"00"))
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, b'{"error":{"code":500}}'), (200, b'{"choices":[{"finish_reason":null}]}'), (200, b"[]"), (503, b"{}")],
+)
+async def test_an_answer_of_another_shape_is_a_lie(status: int, body: bytes) -> None:
+    """An error under a 200, an end without its reason, no object at all, a refusal that says nothing."""
+
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nretry-after: 1\r\n\r\n%b" % (status, len(body), body))
+        writer.close()
+
+    async with await asyncio.start_server(answers, "127.0.0.1", 0) as server:
+        crowd = Crowd(server.sockets[0].getsockname()[1], 50.0, Random(1), leave=0.0)
+        await crowd.run(0.1)
+        await crowd.finish()
+    assert crowd.told and all(each.lie for each in crowd.told)
 
 
 def test_a_missed_line_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,13 +248,35 @@ async def test_there_is_none_unless_it_is_asked_for() -> None:
         async with House(hedging(*fakes), fakes) as house:
             dispatcher = house.gateway.dispatcher
             assert not await alone(house, fakes)
-            dispatcher.shed = frozenset(["batch"])
+            dispatcher.strained = True
             assert await alone(house, fakes)
-            dispatcher.shed = frozenset()
+            dispatcher.strained = False
             assert not await alone(house, fakes)
             for _ in range(100):
                 dispatcher.pools["p"].retries.spend()
             assert await alone(house, fakes)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+async def test_an_answer_that_breaks_with_its_first_event_is_the_request_s_failure(slow: int) -> None:
+    """Before the other attempt could even be told that it has lost: the client gets the error frame, and the request is
+    the failure of the backend that answered."""
+    cast = Cast()
+
+    async def breaking(connection: FakeConnection) -> None:
+        await connection.request()
+        await connection.head(content_type="text/event-stream", content_length=str(len(event("a"))))
+        await connection.send(event("a"))
+        connection.finish()
+        await connection.wait_closed()
+
+    cast.scripts += [muted, breaking] if slow == 0 else [cast.when_two(breaking), muted]
+    async with fleet(cast) as fakes, House(hedging(*fakes), fakes) as house:
+        wire, line = await asked(house)
+        assert b'data: {"error"' in wire.response().body and wire.response().complete
+        (failed,) = [key for key, number in metric(house, "headrace_upstream_failures_total").items() if number]
+        assert (line["outcome"], line["backend"], line["attempts"]) == ("upstream_truncated", failed[1], 2)
+        assert hedges(house) == {"won": 1} if slow == 0 else {"lost": 1}
 
 
 async def test_only_streams_with_short_prompts_have_one() -> None:

@@ -79,6 +79,22 @@ async def test_a_request_that_arrives_slowly_does_not_wait_either() -> None:
         assert not house.remains()
 
 
+async def test_a_request_that_arrives_slowly_does_not_wait_for_a_pool_that_sleeps() -> None:
+    """Nobody will be there in time who could wake it."""
+    config = pool()
+    config["pools"]["p"] = {"discovery": {"dns": "nowhere.invalid:1"}, "wake": {"hold": "1m"}}
+    async with House(config, []) as house:
+        slow = house.connect()
+        request = chat()
+        slow.feed(request[:-5])
+        await house.eventually(lambda: house.turns == 1, "its body is read")
+        house.gateway.stop_queueing()
+        slow.feed(request[-5:])
+        await house.eventually(lambda: slow.response().complete, "it is told")
+        assert refused(slow.response())
+        assert not house.remains()
+
+
 async def test_when_the_time_is_up_streams_end_with_an_error_frame() -> None:
     """On an event boundary, without [DONE], and the backend is left at once."""
 

@@ -224,6 +224,21 @@ def test_unknown_backends_serve_only_while_nobody_better_does() -> None:
     assert health.verdicts(0.0)["a"].room is None  # it is the gateway that has just been started
 
 
+def test_who_is_shut_is_nobody_better() -> None:
+    """One that is drained keeps neither the resting nor the silent from work."""
+    health = pool(2)
+    health.rest("b", 10.0)
+    assert not health.verdicts(0.0)["b"].open
+    assert health.verdicts(0.0, {"a"})["b"].open
+    health = pool(3, probed=True)
+    for _ in range(2):
+        health.probed("a", True, 0.0)
+    for name in "bc":
+        health.probed(name, False, 0.0, silent=True)
+    assert not health.verdicts(0.0)["b"].open
+    assert health.verdicts(0.0, {"a"})["b"].open
+
+
 def test_a_newcomer_starts_slowly_and_by_tokens() -> None:
     """More tokens served, more room; after the ramp no limit."""
     health = pool(2)
@@ -271,6 +286,7 @@ def test_a_restart_wipes_the_record() -> None:
     health = pool()
     for _ in range(4):
         health.ended("a", Found.FAULT, 0.0)
+    health.rest("a", 10.0)
     assert health.restarted("a", 0.5)
     verdict = health.verdicts(0.5)["a"]
     assert (verdict.state, verdict.room) == (State.UP, RULES.ramp_requests)
