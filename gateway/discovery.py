@@ -240,8 +240,8 @@ class Kubernetes:
             while True:
                 try:
                     await self._follow(http, tell)
-                except (Expired, httpx.HTTPError, OSError, ValueError, KeyError):
-                    await self._pause()
+                except (Expired, httpx.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError):
+                    await self._pause()  # JSON of any shape may come
 
     async def _pause(self) -> None:
         """Whatever the API server says, and how soon, it is not asked in a tight loop."""

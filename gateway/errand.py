@@ -47,8 +47,9 @@ class Errands:
                 return await self._ask(await self._connect(), path)
         except TimeoutError:
             raise ErrandFailed(f"no answer within {limit_s:g} s", silent=True) from None
-        except OSError as error:
-            raise ErrandFailed(error.strerror or type(error).__name__, gone=True) from error
+        except OSError as error:  # of a machine that cannot be reached nobody knows what it does
+            gone = isinstance(error, ConnectionError)
+            raise ErrandFailed(error.strerror or type(error).__name__, gone=gone, silent=not gone) from error
         except UpstreamFailed as error:
             raise ErrandFailed(error.message, gone=isinstance(error, Unanswered)) from error
 

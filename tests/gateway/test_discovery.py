@@ -136,7 +136,7 @@ class ApiServer:
         self.token = "secret"
         self.lists = self.watches = 0
         self.refused = 0
-        self.hasty = ""  # what it does to every watch at once
+        self.hasty = ""  # what it does to every watch at once: `fails`, `ends`, or the event that it sends
         self._history: list[tuple[int, dict[str, Any]]] = []
         self._watching: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,7 +183,7 @@ class ApiServer:
         self._watching.clear()
 
     @staticmethod
-    def _send(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+    def _send(writer: asyncio.StreamWriter, event: Any) -> None:
         line = json.dumps(event).encode() + b"\n"
         writer.write(b"%x\r\n%b\r\n" % (len(line), line))
 
@@ -227,6 +227,8 @@ class ApiServer:
                 self.fail(500)
             elif self.hasty == "ends":
                 writer.write(b"0\r\n\r\n")
+            elif self.hasty:
+                self._send(writer, json.loads(self.hasty))
 
     @staticmethod
     def _whole(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
@@ -297,6 +299,20 @@ async def test_kubernetes_is_not_asked_in_a_tight_loop(tmp_path: Path, hasty: st
         await seen.until(lambda: server.watches)
         await asyncio.sleep(1.0)
         assert server.watches <= 4
+
+
+@pytest.mark.parametrize(
+    "event", ["[]", "7", '{"type":"MODIFIED","object":[]}', '{"type":"ADDED","object":{"metadata":7}}']
+)
+async def test_json_of_another_shape_does_not_end_the_search(tmp_path: Path, event: str) -> None:
+    """It is listed anew after a while."""
+    server = ApiServer()
+    server.hasty = event
+    async with following(server, tmp_path) as seen:
+        await seen.until(lambda: server.watches >= 2)
+        server.hasty = ""
+        server.slices["s1"] = piece("s1", at("10.0.0.1", ready=True))
+        await seen.until(lambda: hosts(seen.last) == {"10.0.0.1": True})
 
 
 async def test_kubernetes_reads_a_renewed_token(tmp_path: Path) -> None:

@@ -140,6 +140,16 @@ async def test_another_process_is_not_blamed_for_what_the_one_before_did() -> No
         assert known(house)[a.url]["incarnation"] == 1
 
 
+async def test_a_machine_that_cannot_be_reached_is_not_known_to_have_ended() -> None:
+    """No route there, as when the network is down: it is the same process that is silent, with all that it holds."""
+    unreachable = "http://255.255.255.255:9"
+    async with Fake(healthy, control=well) as a, House(watched(a.url, unreachable), [a]) as house:
+        sights = house.gateway.fleet.rosters["p"].sights
+        await house.eventually(lambda: known(house)[unreachable]["state"] == "down", "it is down")
+        assert (sights[unreachable].gone, sights[unreachable].silent) == (False, True)
+        assert known(house)[unreachable]["incarnation"] == 0
+
+
 async def test_who_rests_serves_where_the_others_are_drained() -> None:
     """One of two is drained, and the other asks to be left alone: nobody better is there."""
     async with Fake(healthy) as a, Fake(healthy) as b, House(pool(a.url, b.url), [a, b]) as house:
