@@ -137,6 +137,19 @@ def test_every_command_says_what_to_do(gateway: Service, command: tuple[str, ...
     assert done.returncode == 2 and "begins with http://" in done.stderr
 
 
+def test_what_is_wrong_with_the_file_is_said_where_it_stays(tmp_path: Path) -> None:
+    """Not on the screen that is gone a moment later."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gateway.cli", "top", "-c", str(tmp_path / "none.yaml")]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"})
+    assert process.wait(60) == 2
+    said = os.read(ours, 65536)
+    os.close(theirs)
+    os.close(ours)
+    assert b"none.yaml: cannot be read: No such file" in said
+    assert b"\x1b[?1049h" not in said
+
+
 def test_bars_and_sparks() -> None:
     """Full, half, beyond, unknown; the largest is the tallest."""
     assert bar(1.0) == bar(7.0) == "█" * 12
