@@ -28,7 +28,7 @@ _read = msgspec.json.Decoder(RequestLine).decode
 
 
 @click.command()
-@click.argument("files", nargs=-1, default=("-",), type=click.File("r", errors="replace", lazy=True))
+@click.argument("files", nargs=-1, default=("-",), type=click.File("r", "utf-8", "replace", lazy=True))
 @click.option("-f", "--follow", is_flag=True, help="Then wait for more, as `tail -F` does. Ctrl-C ends it.")
 @click.option(
     "--outcome",

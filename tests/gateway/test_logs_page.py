@@ -100,6 +100,13 @@ def test_lines_are_chosen(arguments: tuple[str, ...], ids: str) -> None:
     assert len(shown(*arguments, given=given)) == len(ids)
 
 
+@pytest.mark.parametrize(("environ", "coloured"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_colours_where_none_are_wanted(environ: dict[str, str], coloured: bool) -> None:
+    """In a terminal, which has them otherwise (https://no-color.org)."""
+    said = CliRunner(env={"NO_COLOR": None} | environ).invoke(main, ["logs"], input=line(outcome="ok"), color=True)
+    assert ("\x1b[32m" in said.output) is coloured
+
+
 def test_a_file_is_followed_through_its_rotation(tmp_path: Path) -> None:
     """Whole lines as they come, from its beginning, and on in the file that takes its place."""
     path = tmp_path / "headrace.log"
