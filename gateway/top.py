@@ -58,7 +58,11 @@ def top(path: Path | None, admin: str | None, once: bool, as_json: bool) -> None
 def _print(url: str, headers: dict[str, str], once: bool, as_json: bool) -> None:
     with pictures(url, headers) as events:
         for picture in [next(events)] if once else events:
-            click.echo(json.dumps(picture, ensure_ascii=False)) if as_json else wide().print(drawn(picture))
+            if as_json:
+                click.echo(json.dumps(picture, ensure_ascii=False))
+            else:
+                console = Console() if sys.stdout.isatty() else wide()
+                console.print(drawn(picture, console.width))
 
 
 @contextmanager
