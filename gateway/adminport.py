@@ -49,6 +49,8 @@ def refused(url: str, answer: httpx.Response, headers: dict[str, str]) -> click.
         message = ""
     if answer.status_code == httpx.codes.BAD_REQUEST and message:
         return click.ClickException(message)
+    if answer.status_code == httpx.codes.NOT_FOUND:  # the port of the API has words of its own for that
+        message = ""
     told = message or "Is it the admin port (server.admin) of a gateway of this version?"
     return click.ClickException(f"{shown(url)} answers {answer.status_code}. {told}")
 

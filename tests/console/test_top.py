@@ -50,7 +50,7 @@ def test_why_not(gateway: Service, tmp_path: Path) -> None:
     done = run("top", "--once", "--admin", "http://127.0.0.1:9")
     assert done.returncode == 1 and "does not answer" in done.stderr
     done = run("top", "--once", "--admin", gateway.api)
-    assert done.returncode == 1 and "404" in done.stderr
+    assert done.returncode == 1 and "404" in done.stderr and "Is it the admin port" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["Ctrl-C", "q"])
