@@ -32,9 +32,12 @@ def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime
     except ValueError:
         pass  # no duration: then it is a date
     try:
-        return instant(text)
+        ends = instant(text)
     except ValueError as error:
         raise click.BadParameter(f"{error}; or a duration such as 90d") from error
+    if ends <= datetime.now(UTC):
+        raise click.BadParameter(f"{text} is over: the key would never be good")
+    return ends
 
 
 @click.group()

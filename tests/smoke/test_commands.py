@@ -54,6 +54,13 @@ def test_an_emulator_that_cannot_listen_says_why() -> None:
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port" in ended.stderr
 
 
+def test_an_emulator_at_a_name_that_there_is_not_says_so() -> None:
+    """In words, not as a number of the resolver's."""
+    ended = run("emulate", "--host=nosuch.invalid", "--port=0")
+    assert ended.returncode == 1
+    assert "cannot listen on nosuch.invalid:0: " in ended.stderr and "Unknown error" not in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("wrong", "known"), [("--engine=gpt-5", tuple(PROFILES)), ("--fault=flood", tuple(FAULTS)), ("--speed=0", ("x>0",))]
 )
@@ -114,6 +121,8 @@ def test_a_key_may_have_a_name_and_an_end() -> None:
     bad = run("keys", "new", "acme", "--expires", "soon")
     assert bad.returncode == 2
     assert "90d" in bad.stderr
+    over = run("keys", "new", "acme", "--expires", "2020-01-31")
+    assert over.returncode == 2 and "2020-01-31 is over" in over.stderr and not over.stdout
 
 
 def test_the_keys_of_a_file_are_listed(tmp_path: Path) -> None:
