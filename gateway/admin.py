@@ -25,8 +25,8 @@ from gateway.exchange import Exchange
 from gateway.exposition import content_type, exposed
 from gateway.feed import Events, Feed
 from gateway.fleetadmin import change, listed
-from gateway.guard import Handler, guarded, outcome, refused, standing, told, write, written
-from gateway.ledger import Ledger, as_csv, iso
+from gateway.guard import Handler, check_query, guarded, outcome, refused, standing, told, write, written
+from gateway.ledger import QUERY, Ledger, as_csv, iso
 from gateway.metrics import Family
 from gateway.overview import overview
 from gateway.reload import Reloader
@@ -179,8 +179,13 @@ class Admin:
     async def usage(self, request: Request) -> Response:
         """`GET /admin/usage[?from=TIME][&to=TIME][&by=hour][&format=csv]`: what tenants used of which models, in whole
         hours, and what it cost."""
+        check_query(request, QUERY)
         asked, ledger = request.query_params, self._subject.ledger
         begin, end = _moment(asked.get("from"), "from", 0.0), _moment(asked.get("to"), "to", float(LAST))
+        if begin >= end:
+            raise Refused(
+                INVALID_REQUEST, "Nothing lies from `from` on and before `to`: give a later `to`.", param="to"
+            )
         hourly = asked.get("by") == "hour"
         rows = ledger.rows(begin, end, hourly=hourly)
         if asked.get("format") == "csv" or "text/csv" in request.headers.get("accept", ""):

@@ -10,7 +10,8 @@ import click
 import httpx
 
 from gateway.address import Address
-from gateway.given import given
+from gateway.config import ConfigError, admin_port
+from gateway.given import unfit
 
 ADMIN = "http://127.0.0.1:9090"
 TOKEN = "HEADRACE_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
@@ -48,6 +49,8 @@ def refused(url: str, answer: httpx.Response, headers: dict[str, str]) -> click.
         message = ""
     if answer.status_code == httpx.codes.BAD_REQUEST and message:
         return click.ClickException(message)
+    if answer.status_code == httpx.codes.NOT_FOUND:  # the port of the API has words of its own for that
+        message = ""
     told = message or "Is it the admin port (server.admin) of a gateway of this version?"
     return click.ClickException(f"{shown(url)} answers {answer.status_code}. {told}")
 
@@ -78,7 +81,10 @@ def reached(path: Path | None, admin: str | None) -> tuple[str, dict[str, str]]:
 
 
 def _address(path: Path) -> tuple[str, str | None]:
-    server = given(path).server
+    try:
+        server = admin_port(path)
+    except ConfigError as error:
+        unfit(error)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.admin.host, server.admin.host)  # noqa: S104
     token = server.admin_token.reveal() if server.admin_token is not None else None
     return f"http://{Address(host, server.admin.port)}", token

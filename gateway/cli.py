@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +23,14 @@ from gateway.emulate import emulate
 from gateway.given import given
 from gateway.keys import keys
 from gateway.logview import logs
+from gateway.output import Commands
 from gateway.serve import serve as serve_gateway
 from gateway.supervise import supervise
 from gateway.tenants import tenants
 from gateway.top import top
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="headrace", prog_name="headrace")
 def main() -> None:
     """An OpenAI-compatible gateway for pools of self-hosted model backends.
@@ -108,7 +110,8 @@ def serve(
 def _announce(as_json: bool, api_url: str, admin_url: str) -> None:
     if as_json:
         click.echo(json.dumps({"api": api_url, "admin": admin_url}))
-    click.echo(f"headrace serves {api_url}/v1 (health and metrics: {admin_url})", err=True)
+    with suppress(OSError):  # a log on a full disk is no reason not to serve
+        click.echo(f"headrace serves {api_url}/v1 (health and metrics: {admin_url})", err=True)
 
 
 def _opened(backends: tuple[str, ...], listen: str, admin: str) -> config.Config:

@@ -13,13 +13,24 @@ from pydantic import ValidationError
 
 from gateway.consistency import Finding, inconsistencies
 from gateway.problem import ConfigError, Loc, Problem, dotted, suggestion
-from gateway.schema import ANY_MODEL, Backend, Config, Key
+from gateway.schema import ANY_MODEL, Backend, Config, Key, Server
 from gateway.secret import Surroundings
 from gateway.section import Section, below
 from gateway.units import quoted
 from gateway.yamlfile import compose, read_text
 
-__all__ = ["Config", "ConfigError", "Problem", "changes", "effective", "load", "open_pool", "parse", "restated"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Problem",
+    "admin_port",
+    "changes",
+    "effective",
+    "load",
+    "open_pool",
+    "parse",
+    "restated",
+]
 
 _A_MAPPING = "keys were expected here (key: value), not {read}"
 _WORDS = {  # for pydantic's types of errors
@@ -53,6 +64,20 @@ def parse(
     if config is None or problems:
         raise ConfigError(problems)
     return config
+
+
+def admin_port(path: Path, environ: Mapping[str, str] = os.environ) -> Server:
+    """Only `server.admin` and its token, as they stand in a file: who asks a running gateway seldom has all the secrets
+    that it was started with, and the file may be bad elsewhere. ConfigError if these two cannot be read."""
+    root, problems = compose(read_text(path), str(path))
+    data = {name: value for name, value in root.plain().items() if name == "server"}
+    if isinstance(data.get("server"), dict):
+        data["server"] = {name: data["server"][name] for name in ("admin", "admin_token") if name in data["server"]}
+    config, findings = _validated(data, Surroundings(path.parent, environ))
+    problems += [Problem(str(path), message, loc, *root.position(loc)) for loc, message in findings]
+    if config is None or problems:
+        raise ConfigError(problems)
+    return config.server
 
 
 def open_pool(backends: Sequence[str], listen: str = "127.0.0.1:8080", admin: str = "127.0.0.1:9090") -> Config:

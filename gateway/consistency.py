@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable, Iterator, Set
 
 from gateway.problem import Loc, dotted, shown, suggestion
@@ -242,6 +243,20 @@ def _listeners(config: Config) -> Iterator[Finding]:
         yield ("server", "listen"), f"without tenants everybody who reaches {server.listen} could use the models: {fix}"
 
 
+def _certificate(config: Config) -> Iterator[Finding]:
+    """Tried as the server will: a pair that does not fit would be noticed only by a gateway that cannot start."""
+    tls = config.server.tls
+    if tls is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password="")  # never ask for one
+    except OSError as error:
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            yield ("server", "tls"), "the key is another certificate's: name the one that cert was issued for"
+        else:
+            yield ("server", "tls"), "these are no certificate and its key: both as PEM, the key without a password"
+
+
 # Beside each rule the sections that must have been read whole for its findings to be true.
 _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     ((), _required),
@@ -260,4 +275,5 @@ _RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("tenants",), _trust_groups),
     (("pools", "models", "tenants", "security"), _shared_pools),
     (("server",), _listeners),
+    (("server",), _certificate),
 )

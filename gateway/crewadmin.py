@@ -21,8 +21,8 @@ from gateway import gathered, page
 from gateway.errors import INVALID_REQUEST, GatewayError, Refused
 from gateway.exposition import content_type, exposed
 from gateway.feed import Events, Feed
-from gateway.guard import guarded, outcome, refused, standing, told, write, written
-from gateway.ledger import as_csv
+from gateway.guard import check_query, guarded, outcome, refused, standing, told, write, written
+from gateway.ledger import QUERY, as_csv
 from gateway.metrics import Family, Histogram, Numbers
 from gateway.orders import Orders
 from gateway.pulse import Pulse
@@ -161,6 +161,7 @@ class CrewAdmin:
     async def usage(self, request: Request) -> Response:
         """`GET /admin/usage[?from=TIME][&to=TIME][&by=hour][&format=csv]`: what tenants used of which models, by the
         books of the workers that serve now."""
+        check_query(request, QUERY)
         query = {name: value for name, value in request.query_params.items() if name != "format"}
         answers = list((await self._crew.ask_all("GET", "/admin/usage", params=query)).values())
         bad = next((answer for answer in answers if answer.status_code != httpx.codes.OK), None)

@@ -74,6 +74,7 @@ def diagnosis(facts: Facts) -> Diagnosis:
 
 def missing(facts: Facts) -> list[str]:
     """What would have to be known to say more."""
+    answered = facts.requests > 0  # of engines that were not asked it is not known what they report
     reasons = {
         f"Requests: {facts.requests:.0f} in {facts.seconds:.0f} s; below {FEW} nothing is told with confidence. "
         "Look again under load, or over a longer --window.": facts.requests < FEW,
@@ -83,11 +84,13 @@ def missing(facts: Facts) -> list[str]:
             each.name in ("ttft", "itl") for each in facts.objectives
         ),
         "First tokens: no streams ended in the window; whole answers do not show where their time went.": (
-            facts.ttft_s["p50"] is None
+            answered and facts.ttft_s["p50"] is None
         ),
-        "Lengths: engines report no usage, so tokens per request are not known.": facts.prompt_tokens is None,
+        "Lengths: engines report no usage, so tokens per request are not known.": (
+            answered and facts.prompt_tokens is None
+        ),
         "Caches: engines do not report cached tokens, so whether prefixes are found is not known.": (
-            facts.cached_share is None
+            answered and facts.cached_share is None
         ),
         "Engines: none of their own metrics is read (pools.NAME.engine, signals), so KV memory and what waits inside "
         "them is not known.": facts.kv_share is None and facts.engine_running is None,

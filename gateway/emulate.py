@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 
 import click
 import uvloop
@@ -82,8 +83,14 @@ def emulate(
     try:
         uvloop.run(_serve(settings, host, port, as_json))
     except OSError as error:
-        reason = f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}"
+        reason = f"cannot listen on {host}:{port}: {_why(error)}"
         raise click.ClickException(f"{reason}; choose another --port (0 takes a free one) or --host.") from error
+
+
+def _why(error: OSError) -> str:
+    """asyncio puts the address into what it says, and a resolver's errors are not those of the system."""
+    known = error.errno is not None and not isinstance(error, socket.gaierror)
+    return os.strerror(error.errno or 0) if known else error.strerror or str(error)
 
 
 async def _serve(settings: Settings, host: str, port: int, as_json: bool) -> None:

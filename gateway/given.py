@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -18,8 +19,13 @@ def given(path: Path, as_json: bool = False) -> config.Config:
     try:
         return config.load(path)
     except config.ConfigError as error:
-        if as_json:
-            click.echo(json.dumps({"problems": [document(problem) for problem in error.problems]}))
-        else:
-            click.echo(str(error), err=True)
-        sys.exit(2)
+        unfit(error, as_json)
+
+
+def unfit(error: config.ConfigError, as_json: bool = False) -> NoReturn:
+    """The end of a command whose file is bad."""
+    if as_json:
+        click.echo(json.dumps({"problems": [document(problem) for problem in error.problems]}))
+    else:
+        click.echo(str(error), err=True)
+    sys.exit(2)

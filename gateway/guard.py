@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -13,12 +13,16 @@ from starlette.responses import Response
 
 from gateway.answers import openai_error
 from gateway.config import Config
-from gateway.errors import GatewayError
+from gateway.errors import INVALID_REQUEST, GatewayError, Refused
 from gateway.ledger import iso
 from gateway.problem import document
 from gateway.reload import Report
 
 Handler = Callable[[Request], Awaitable[Response]]
+SHUT = (
+    "server.admin_token is not configured, so there is no way in here: give the gateway a file with one, "
+    "such as server: {admin_token: env:HEADRACE_ADMIN_TOKEN}."
+)
 
 write = msgspec.json.Encoder().encode
 
@@ -29,7 +33,7 @@ def guarded(now: Callable[[], Config], handler: Handler) -> Handler:
     async def asked(request: Request) -> Response:
         token = now().server.admin_token
         if token is None:
-            return told(403, "server.admin_token is not configured, so there is no way in here.")
+            return told(403, SHUT)
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         # Digests are of one length: the time says nothing of the token's.
         right, given = (sha256(text.encode()).digest() for text in (token.reveal(), sent.strip()))
@@ -38,6 +42,15 @@ def guarded(now: Callable[[], Config], handler: Handler) -> Handler:
         return await handler(request)
 
     return asked
+
+
+def check_query(request: Request, known: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises Refused for a parameter that there is not, and for a value that is none of its own; () stands for any."""
+    for name, value in request.query_params.items():
+        if name not in known:
+            raise Refused(INVALID_REQUEST, f"There is no parameter {name!r}; there are {', '.join(known)}.", param=name)
+        if known[name] and value not in known[name]:
+            raise Refused(INVALID_REQUEST, f"{name} may be {' or '.join(known[name])}, not {value!r}.", param=name)
 
 
 def written(told: object, status: int = 200) -> Response:

@@ -20,7 +20,7 @@ from gateway.config import Config
 from gateway.given import given
 from gateway.units import instant, seconds
 
-WIDE = 160  # columns of a table that goes into a file or a pipe
+WIDE = 160  # columns of a table, at least
 
 
 def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
@@ -32,9 +32,12 @@ def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime
     except ValueError:
         pass  # no duration: then it is a date
     try:
-        return instant(text)
+        ends = instant(text)
     except ValueError as error:
         raise click.BadParameter(f"{error}; or a duration such as 90d") from error
+    if ends <= datetime.now(UTC):
+        raise click.BadParameter(f"{text} is over: the key would never be good")
+    return ends
 
 
 @click.group()
@@ -105,6 +108,5 @@ def listed(settings: Config, now: float) -> Iterator[dict[str, Any]]:
 
 
 def wide() -> Console:
-    """As wide as the terminal, or wide enough for whoever reads a pipe."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+    """For a table whose names must not be cut short: what is wider than the terminal goes on in its next line."""
+    return Console(width=max(WIDE, Console().width))

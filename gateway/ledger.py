@@ -21,6 +21,7 @@ HOUR_S = 3600
 KEPT_HOURS = 35 * 24  # a month, and some days to fetch it in
 MOST_ROWS = 50_000  # some 10 MB; with 100 pairs of tenant and model in use at all hours, three weeks
 COLUMNS = ("requests", "successful", "input_tokens", "output_tokens", "cached_tokens", "cost")
+QUERY: dict[str, tuple[str, ...]] = {"from": (), "to": (), "by": ("hour",), "format": ("csv", "json")}
 
 Key = tuple[str, str]
 """Tenant and model."""
@@ -136,7 +137,8 @@ def as_csv(rows: list[dict[str, object]], *, hourly: bool) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:  # a spreadsheet that reads no 4.6e-05 would take it for a text, and leave it out of its sums
+        writer.writerow({name: f"{value:.6f}" if isinstance(value, float) else value for name, value in row.items()})
     return out.getvalue()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -23,12 +24,19 @@ WORST = ("ttft", "itl", "total", "queue", "bytes_in", "bytes_out", "tokens_in", 
 COLOURS = {"ok": "green", "client_disconnect": "yellow"}
 SHOWN = 20  # of the worst
 POLL_S = 0.2
+STATUS = re.compile(r"[1-5](?:xx|[0-9]{2})")
 
 _read = msgspec.json.Decoder(RequestLine).decode
 
 
+def _status(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not STATUS.fullmatch(text):
+        raise click.BadParameter(f"read {text!r}: a status such as 429 was expected, or a kind such as 5xx")
+    return text
+
+
 @click.command()
-@click.argument("files", nargs=-1, default=("-",), type=click.File("r", errors="replace", lazy=True))
+@click.argument("files", nargs=-1, default=("-",), type=click.File("r", "utf-8", "replace", lazy=True))
 @click.option("-f", "--follow", is_flag=True, help="Then wait for more, as `tail -F` does. Ctrl-C ends it.")
 @click.option(
     "--outcome",
@@ -37,7 +45,7 @@ _read = msgspec.json.Decoder(RequestLine).decode
     metavar="WORD",
     help="Only these outcomes; `bad`: all but ok; `slow`: good ones that missed an objective.",
 )
-@click.option("--status", metavar="CODE", help="Only this status, or this kind: 429, 5xx.")
+@click.option("--status", callback=_status, metavar="CODE", help="Only this status, or this kind: 429, 5xx.")
 @click.option("--tenant", metavar="NAME", help="Only of this tenant.")
 @click.option("--model", metavar="NAME", help="Only for this model.")
 @click.option("--id", "ident", metavar="ID", help="Only the request, or the trace, with this id.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import ssl
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -247,21 +246,13 @@ def _mark(path: Path) -> tuple[int, int, int, int] | None:
 
 
 def _unfit(settings: Config, path: Path) -> Problem | None:
-    """What is well said and cannot be done here: backends that cannot be looked for, and a certificate that cannot be
-    served with its key, or that is none."""
+    """What is well said and cannot be done here: backends that cannot be looked for."""
     for name, pool in settings.pools.items():
         if pool.discovery is not None and pool.discovery.kubernetes is not None:
             try:
                 Cluster.inside()
             except Undiscoverable as error:
                 return Problem(str(path), str(error), ("pools", name, "discovery", "kubernetes"))
-    tls = settings.server.tls
-    if tls is None:
-        return None
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key)
-    except (ssl.SSLError, OSError) as error:
-        return Problem(str(path), f"the certificate cannot be used with its key: {error.strerror}", ("server", "tls"))
     return None
 
 

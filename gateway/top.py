@@ -46,24 +46,28 @@ def top(path: Path | None, admin: str | None, once: bool, as_json: bool) -> None
     """
     if not (once or as_json or sys.stdout.isatty()):
         raise click.UsageError("This is no terminal: ask for one picture (--once), or for lines of JSON (--json).")
+    where = reached(path, admin)  # before there is a screen of its own, on which nobody would see what is wrong
     with suppress(KeyboardInterrupt):
         if once or as_json:
-            _print(path, admin, once, as_json)
+            _print(*where, once, as_json)
         else:
             with quitting():
-                _follow(path, admin)
+                _follow(*where)
 
 
-def _print(path: Path | None, admin: str | None, once: bool, as_json: bool) -> None:
-    with pictures(path, admin) as events:
+def _print(url: str, headers: dict[str, str], once: bool, as_json: bool) -> None:
+    with pictures(url, headers) as events:
         for picture in [next(events)] if once else events:
-            click.echo(json.dumps(picture, ensure_ascii=False)) if as_json else wide().print(drawn(picture))
+            if as_json:
+                click.echo(json.dumps(picture, ensure_ascii=False))
+            else:
+                console = Console() if sys.stdout.isatty() else wide()
+                console.print(drawn(picture, console.width))
 
 
 @contextmanager
-def pictures(path: Path | None, admin: str | None) -> Iterator[Iterator[Picture]]:
+def pictures(url: str, headers: dict[str, str]) -> Iterator[Iterator[Picture]]:
     """What `GET /admin/live` sends. Raises ClickException with what to do."""
-    url, headers = reached(path, admin)
     timeout = httpx.Timeout(10, read=WAIT_S)
     try:
         with httpx.stream("GET", f"{url}/admin/live", headers=headers, timeout=timeout, trust_env=False) as answer:
@@ -83,13 +87,13 @@ def _events(answer: httpx.Response) -> Iterator[Picture]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def _follow(path: Path | None, admin: str | None) -> None:
+def _follow(url: str, headers: dict[str, str]) -> None:
     """Until Ctrl-C or q. A gateway that was there once, and is restarted, is waited for."""
     console, seen = Console(), None
     with Live(screen=True, auto_refresh=False, console=console, vertical_overflow="crop") as live:
         while True:
             try:
-                with pictures(path, admin) as events:
+                with pictures(url, headers) as events:
                     for seen in events:
                         live.update(_fitting(seen, console), refresh=True)
                 raise click.ClickException("the gateway has ended, or is being restarted")

@@ -67,7 +67,7 @@ loadtests: lag rollout stage
 loadtests: storm
 loadtests: outage
 loadtests: chaos
-gateway: demo emulate keys logview topview
+gateway: demo emulate keys logview output topview
 gateway: adminport
 gateway: tenants backends top doctor canary
 gateway: cli

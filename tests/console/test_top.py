@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -50,7 +50,7 @@ def test_why_not(gateway: Service, tmp_path: Path) -> None:
     done = run("top", "--once", "--admin", "http://127.0.0.1:9")
     assert done.returncode == 1 and "does not answer" in done.stderr
     done = run("top", "--once", "--admin", gateway.api)
-    assert done.returncode == 1 and "404" in done.stderr
+    assert done.returncode == 1 and "404" in done.stderr and "Is it the admin port" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["Ctrl-C", "q"])
@@ -135,6 +135,39 @@ def test_every_command_says_what_to_do(gateway: Service, command: tuple[str, ...
         assert "Traceback" not in done.stderr
     done = run(*command, "--admin", "nonsense")
     assert done.returncode == 2 and "begins with http://" in done.stderr
+
+
+def test_what_is_wrong_with_the_file_is_said_where_it_stays(tmp_path: Path) -> None:
+    """Not on the screen that is gone a moment later."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gateway.cli", "top", "-c", str(tmp_path / "none.yaml")]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"})
+    assert process.wait(60) == 2
+    said = os.read(ours, 65536)
+    os.close(theirs)
+    os.close(ours)
+    assert b"none.yaml: cannot be read: No such file" in said
+    assert b"\x1b[?1049h" not in said
+
+
+@pytest.mark.parametrize("command", [("top", "--once"), ("backends", "list")])
+def test_a_narrow_terminal_does_not_cut_the_names_of_backends(gateway: Service, command: tuple[str, ...]) -> None:
+    """At 60 columns one can be told from another, and its URL copied."""
+    ours, theirs = pty.openpty()
+    environ = os.environ | {"HEADRACE_ADMIN_TOKEN": TOKEN, "TERM": "dumb", "COLUMNS": "60", "LINES": "24"}
+    asked = [sys.executable, "-m", "gateway.cli", *command, "--admin", gateway.admin]
+    process = subprocess.Popen(asked, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # a terminal that nobody writes to any more
+        while more := os.read(ours, 65536):
+            said += more
+    os.close(ours)
+    assert process.wait(60) == 0
+    folded = "".join(line.strip() for line in said.decode().splitlines())
+    for each in look(gateway)["backends"]:
+        host, port = each["backend"].removeprefix("http://").split(":")
+        assert f"{host}:{port[:3]}" in folded  # top folds it into two lines
 
 
 def test_bars_and_sparks() -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.address import A_LISTENER, Address
-from gateway.config import Config, ConfigError, changes, effective, load, open_pool, parse
+from gateway.config import Config, ConfigError, admin_port, changes, effective, load, open_pool, parse
 from tests.gateway.test_configuration_page import ENVIRON, example
 
 HASH = "ab" * 32
@@ -281,3 +281,35 @@ def test_a_new_order_of_classes_is_a_change() -> None:
     one = parse(BASE + "classes: {interactive: {}, batch: {}}", environ={})
     other = parse(BASE + "classes: {batch: {}, interactive: {}}", environ={})
     assert changes(one, other) == ["~ classes: [interactive, batch] -> [batch, interactive]"]
+
+
+def test_the_admin_port_is_found_though_the_rest_of_the_file_cannot_be_read(tmp_path: Path) -> None:
+    """A shell at three in the morning has the admin's token and no other secret, and the file may be what is wrong."""
+    path = tmp_path / "headrace.yaml"
+    path.write_text(
+        "server: {admin: 10.0.0.1:9, admin_token: env:T, drain: 30}\nsecurity: {secret: env:S}\nmodles: {}\n"
+    )
+    told = admin_port(path, {"T": "open"})
+    assert str(told.admin) == "10.0.0.1:9"
+    assert told.admin_token is not None and told.admin_token.reveal() == "open"
+    path.write_text("pools: {}\n")
+    assert (str(admin_port(path, {}).admin), admin_port(path, {}).admin_token) == ("127.0.0.1:9090", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("server: {admin_token: env:T}", "1:10: server.admin_token: the environment variable of env:T is not set"),
+        ("server: [a]", "1:1: server: keys were expected here (key: value), not a list"),
+        ("server: {admin: 9}", "1:10: server.admin: read '9': an address to listen on is HOST:PORT"),
+        ("- a", "1:1: keys were expected at the top"),
+        ("a: b: c", "1:5: this is not YAML"),
+    ],
+)
+def test_an_admin_port_that_cannot_be_read_is_told_with_its_place(text: str, what: str, tmp_path: Path) -> None:
+    """As by `headrace check`."""
+    path = tmp_path / "headrace.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        admin_port(path, {})
+    assert str(caught.value).startswith(f"{path}:{what}")

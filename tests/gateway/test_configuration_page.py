@@ -8,6 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import trustme
 import yaml
 from pydantic import TypeAdapter
 
@@ -100,8 +101,9 @@ def tables() -> str:
 
 def example(path: Path) -> str:
     """The complete example of the page; the files that it refers to are made in `path`."""
-    for name in ("tls.crt", "tls.key"):
-        (path / name).write_text("PEM")
+    certificate = trustme.CA().issue_cert("localhost")
+    certificate.cert_chain_pems[0].write_to_path(path / "tls.crt")
+    certificate.private_key_pem.write_to_path(path / "tls.key")
     return re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from gateway.config import Config, ConfigError, parse
 
@@ -169,3 +178,36 @@ def test_thousands_of_tenants_are_checked_in_seconds() -> None:
         f"  t{i}: {{models: [big], isolation: true, keys: [{{sha256: '{i:064x}'}}]}}\n" for i in range(3000)
     )
     assert len(parse(POOLS + "tenants:\n" + tenants + "security: {secret: env:S}", environ={"S": "s"}).tenants) == 3000
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "what"),
+    [
+        ("cert", "key", None),
+        ("cert", "other", "the key is another certificate's: name the one that cert was issued for"),
+        ("key", "cert", "these are no certificate and its key: both as PEM, the key without a password"),
+        ("cert", "locked", "these are no certificate and its key: both as PEM, the key without a password"),
+        ("text", "key", "these are no certificate and its key: both as PEM, the key without a password"),
+    ],
+)
+def test_a_certificate_that_cannot_be_served_is_found_before_the_start(
+    cert: str, key: str, what: str | None, tmp_path: Path
+) -> None:
+    """By `headrace check`, too, and nobody is asked for the password of a key."""
+    authority = trustme.CA()
+    mine, another = authority.issue_cert("a"), authority.issue_cert("a")
+    mine.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    mine.private_key_pem.write_to_path(tmp_path / "key")
+    another.private_key_pem.write_to_path(tmp_path / "other")
+    (tmp_path / "text").write_text("PEM")
+    private = load_pem_private_key(mine.private_key_pem.bytes(), None)
+    locked = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"open"))
+    (tmp_path / "locked").write_bytes(locked)
+    text = POOLS + f"server: {{tls: {{cert: file:{cert}, key: file:{key}}}}}\n"
+    if what is None:
+        assert parse(text, folder=tmp_path).server.tls is not None
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse(text, folder=tmp_path)
+    assert [problem.message for problem in caught.value.problems] == [what]
+    assert str(caught.value).startswith("headrace.yaml:7:10: server.tls: ")

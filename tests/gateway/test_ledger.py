@@ -148,11 +148,11 @@ def test_memory_is_bounded_and_nothing_is_booked_twice(events: list[tuple[int, i
 
 
 def test_a_spreadsheet_reads_it() -> None:
-    """Names with commas, quotes and line breaks stay one field."""
+    """Names with commas, quotes and line breaks stay one field, and small amounts are written out."""
     ledger = Ledger(Clock(), NAMED)
-    ledger.record(exchange('a,"b"\n', "m", "ok", 0.5))
+    ledger.record(exchange('a,"b"\n', "m", "ok", 0.000046))
     for hourly in (False, True):
         text = as_csv(ledger.rows(0, NEVER, hourly=hourly), hourly=hourly)
         (row,) = csv.DictReader(io.StringIO(text))
-        assert (row["tenant"], row["cost"], row["cost_per_successful_request"]) == ('a,"b"\n', "0.5", "0.5")
+        assert (row["tenant"], row["cost"], row["cost_per_successful_request"]) == ('a,"b"\n', "0.000046", "0.000046")
         assert ("hour" in row) is hourly

@@ -100,6 +100,21 @@ def test_lines_are_chosen(arguments: tuple[str, ...], ids: str) -> None:
     assert len(shown(*arguments, given=given)) == len(ids)
 
 
+@pytest.mark.parametrize(("environ", "coloured"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_colours_where_none_are_wanted(environ: dict[str, str], coloured: bool) -> None:
+    """In a terminal, which has them otherwise (https://no-color.org)."""
+    said = CliRunner(env={"NO_COLOR": None} | environ).invoke(main, ["logs"], input=line(outcome="ok"), color=True)
+    assert ("\x1b[32m" in said.output) is coloured
+
+
+@pytest.mark.parametrize("status", ["6xx", "abc", "5XX ", "42", "1000"])
+def test_a_status_that_there_is_not_is_refused(status: str) -> None:
+    """No line would ever match it, which at night reads as: nothing is wrong."""
+    ended = CliRunner().invoke(main, ["logs", "--status", status], input=line())
+    assert ended.exit_code == 2
+    assert "429" in ended.output and "5xx" in ended.output
+
+
 def test_a_file_is_followed_through_its_rotation(tmp_path: Path) -> None:
     """Whole lines as they come, from its beginning, and on in the file that takes its place."""
     path = tmp_path / "headrace.log"

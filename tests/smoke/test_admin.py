@@ -130,6 +130,21 @@ def test_usage_comes_as_a_spreadsheet_and_by_time(gateway: Service) -> None:
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "from")
 
 
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ("fro=2026-11-01", "There is no parameter 'fro'; there are from, to, by, format."),
+        ("by=day", "by may be hour, not 'day'."),
+        ("format=xml", "format may be csv or json, not 'xml'."),
+        ("from=2026-12-01&to=2026-12-01", "Nothing lies from `from` on and before `to`: give a later `to`."),
+    ],
+)
+def test_usage_refuses_what_it_would_not_heed(gateway: Service, query: str, what: str) -> None:
+    """A bill for all time is not what somebody meant who mistyped a month."""
+    bad = admin(gateway, f"usage?{query}")
+    assert (bad.status_code, bad.json()["error"]["message"]) == (400, what)
+
+
 def test_secrets_are_not_told(gateway: Service) -> None:
     """Neither the admin token nor the secret, in no answer of the admin API; their references are."""
     texts = [admin(gateway, path).text for path in ("config", "tenants", "usage")]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -49,6 +52,13 @@ def test_an_emulator_that_cannot_listen_says_why() -> None:
         ended = run("emulate", f"--port={port}")
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port" in ended.stderr
+
+
+def test_an_emulator_at_a_name_that_there_is_not_says_so() -> None:
+    """In words, not as a number of the resolver's."""
+    ended = run("emulate", "--host=nosuch.invalid", "--port=0")
+    assert ended.returncode == 1
+    assert "cannot listen on nosuch.invalid:0: " in ended.stderr and "Unknown error" not in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -111,6 +121,8 @@ def test_a_key_may_have_a_name_and_an_end() -> None:
     bad = run("keys", "new", "acme", "--expires", "soon")
     assert bad.returncode == 2
     assert "90d" in bad.stderr
+    over = run("keys", "new", "acme", "--expires", "2020-01-31")
+    assert over.returncode == 2 and "2020-01-31 is over" in over.stderr and not over.stdout
 
 
 def test_the_keys_of_a_file_are_listed(tmp_path: Path) -> None:
@@ -137,3 +149,43 @@ def test_tenants_are_asked_of_a_gateway_that_runs() -> None:
     assert ended.returncode == 1
     assert "server.admin" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [("check", "{file}"), ("keys", "list", "-c", "{file}"), ("logs", "{log}")])
+def test_a_full_disk_is_told_in_a_line(command: tuple[str, ...], tmp_path: Path) -> None:
+    """Whoever writes a table into a file finds out why it is not whole; no traceback, and none at the end of Python."""
+    (tmp_path / "headrace.yaml").write_text(GOOD)
+    (tmp_path / "headrace.log").write_text("a line\n")
+    words = [word.format(file=tmp_path / "headrace.yaml", log=tmp_path / "headrace.log") for word in command]
+    with Path("/dev/full").open("w") as full:
+        asked = [sys.executable, "-m", "gateway.cli", *words]
+        ended = subprocess.run(asked, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
+def test_a_gateway_serves_though_its_log_is_on_a_full_disk(tmp_path: Path) -> None:
+    """What it would say there is lost; requests are not."""
+    asked = [sys.executable, "-m", "gateway.cli", "serve", "--backend", "http://127.0.0.1:1", "--json"]
+    with Path("/dev/full").open("w") as full:
+        asked += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=full)
+        assert process.stdout is not None
+        announced = process.stdout.readline()
+        assert announced, process.wait(10)
+        assert httpx.get(f"{json.loads(announced)['admin']}/healthz").status_code == 200
+        process.terminate()
+        assert process.wait(20) == 0
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("alphabet", ["ascii", "latin-1"])
+def test_a_terminal_of_another_alphabet_gets_what_it_can_show(alphabet: str, tmp_path: Path) -> None:
+    """A question mark for the rest."""
+    path = tmp_path / "headrace.yaml"
+    path.write_text(GOOD + f"tenants: {{Ökonomie-№1: {{keys: [{{sha256: {'1' * 64}}}]}}}}\n")
+    ended = run("keys", "list", "-c", str(path), PYTHONIOENCODING="utf-8")
+    assert "Ökonomie-№1" in ended.stdout
+    asked = [sys.executable, "-m", "gateway.cli", "keys", "list", "-c", str(path)]
+    shown = subprocess.run(asked, check=True, capture_output=True, env=os.environ | {"PYTHONIOENCODING": alphabet})
+    assert "Ökonomie-№1".encode(alphabet, "replace") in shown.stdout
