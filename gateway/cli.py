@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from contextlib import suppress
 from functools import partial
@@ -22,6 +21,7 @@ from gateway.doctor import doctor
 from gateway.emulate import emulate
 from gateway.given import given
 from gateway.keys import keys
+from gateway.logs import log_to_stderr
 from gateway.logview import logs
 from gateway.output import Commands
 from gateway.serve import serve as serve_gateway
@@ -91,8 +91,7 @@ def serve(
             f"--workers {workers}: {what} one process counts limits in. Name a Redis or Valkey that the workers share, "
             "such as state: {url: redis://127.0.0.1:6379/0} in the file, or start one process."
         )
-    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("headrace").setLevel(logging.INFO)  # of other libraries only errors
+    log_to_stderr(settings.telemetry.log)
     try:
         announce = partial(_announce, as_json)
         if path is not None and workers > 1:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import select
 from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
 
 from gateway.metrics import Counter, Family
 
@@ -67,6 +71,34 @@ class LogWriter:
             self.dropped += data.count(b"\n", written)
             return b""
         return data[written:]
+
+
+class LogLine(msgspec.Struct):
+    """What the gateway says that is no request's. `traceback` of a bug, if it is one."""
+
+    time: float
+    level: str
+    message: str
+    event: Literal["log"]
+    traceback: str = ""
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes log records as `LogLine`s."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        traceback = self.formatException(record.exc_info) if record.exc_info else ""
+        line = LogLine(round(record.created, 3), record.levelname.lower(), record.getMessage(), "log", traceback)
+        return json.dumps(msgspec.to_builtins(line))
+
+
+def log_to_stderr(form: str) -> None:
+    """Where this process says what is no request's, `json` or as text; of other libraries only errors."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    logging.basicConfig(level=logging.ERROR, handlers=[handler])
+    logging.getLogger("headrace").setLevel(logging.INFO)
 
 
 def as_text(line: bytes) -> bytes:

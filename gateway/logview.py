@@ -17,6 +17,7 @@ from typing import IO, Any
 import click
 import msgspec
 
+from gateway.logs import LogLine
 from gateway.requestlog import RequestLine
 
 Line = dict[str, Any]
@@ -26,6 +27,7 @@ SHOWN = 20  # of the worst
 POLL_S = 0.2
 STATUS = re.compile(r"[1-5](?:xx|[0-9]{2})")
 
+_log = msgspec.json.Decoder(LogLine).decode
 _read = msgspec.json.Decoder(RequestLine).decode
 
 
@@ -63,8 +65,9 @@ def logs(files: tuple[IO[str], ...], worst: str | None, follow: bool, as_json: b
     headrace logs --worst ttft headrace.log
     headrace logs --json --model llama-3-8b headrace.log | jq .total_ms
 
-    Times are in UTC, durations in milliseconds. What is no request is
-    passed on as it is.
+    Times are in UTC, durations in milliseconds. What the gateway says
+    besides is shown too, unless requests are chosen; other lines are
+    passed on as they are.
     """
     if any(file.name == "-" for file in files) and sys.stdin.isatty():
         raise click.UsageError("Give a file, or pipe a log in.")
@@ -83,10 +86,7 @@ def _show(stream: Iterable[str], worst: str | None, as_json: bool, wanted: Line)
             click.echo(json.dumps(bad, ensure_ascii=False) if as_json else told(bad))
         return
     for text, line in _chosen(stream, wanted):
-        if as_json or line is None:
-            click.echo(text, nl=False)
-        else:
-            click.echo(told(line))
+        click.echo(text if as_json else said(text) if line is None else told(line) + "\n", nl=False)
 
 
 def followed(name: str, poll_s: float = POLL_S) -> Iterator[str]:
@@ -146,6 +146,17 @@ def _matches(
         and model in (None, line["model"])
         and ident in (None, line["request_id"], line["upstream_request_id"], line.get("trace_id"))
     )
+
+
+def said(text: str) -> str:
+    """What is no request: a message of the gateway's own with its traceback, anything else as it is."""
+    try:
+        line = _log(text)
+    except msgspec.DecodeError:
+        return text
+    at = datetime.fromtimestamp(line.time, UTC).strftime("%H:%M:%S.%f")[:-3]
+    level = click.style(f"{line.level:<20}", fg=None if line.level == "info" else "red")
+    return "\n".join(part for part in (f"{at}  {level} {line.message}", line.traceback) if part) + "\n"
 
 
 def told(line: Line) -> str:

@@ -6,7 +6,6 @@ however that happens, and then the worker ends, too. It says `ready` on stdout o
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from gateway.admin import Change
 from gateway.config import ConfigError, parse
 from gateway.descriptors import NoRoom
 from gateway.discovery import Undiscoverable
+from gateway.logs import log_to_stderr
 from gateway.serve import Seat, serve
 
 STDIN, STDOUT, STDERR = 0, 1, 2
@@ -40,13 +40,12 @@ class Order(msgspec.Struct, frozen=True):
 
 def main() -> None:
     """Serve until told to end. Exit codes are those of `headrace serve`."""
-    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("headrace").setLevel(logging.INFO)
     order = msgspec.json.decode(_line(), type=Order)
     threading.Thread(target=_outlive_nobody, args=(Path(order.admin),), daemon=True).start()
     path = Path(order.path)
     try:
         settings = parse(order.text, order.path, folder=path.parent)
+        log_to_stderr(settings.telemetry.log)
         seat = Seat(Path(order.admin), order.changes)
         uvloop.run(serve(settings, path, seat=seat, ready=_ready))
     except ConfigError as error:

@@ -146,6 +146,8 @@ async def test_a_bad_file_changes_nothing(tmp_path: Path) -> None:
         assert await gateway.metric("headrace_config_last_reload_successful") == 0
         assert await gateway.metric("headrace_config_generation") == 1
         await gateway.eventually(lambda: f"{gateway.path}:4:" in gateway.log, "it is logged")
+        first, *rest = gateway.log.splitlines()
+        assert first.startswith("headrace serves ") and {json.loads(line)["event"] for line in rest} >= {"log"}
         assert (await gateway.get("/readyz")).status_code == 200
         assert await gateway.metric("headrace_queued_requests") == QUEUED
         gate.open.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.fleet import BackendLine, _write
-from gateway.logs import MAX_PENDING, PIECE, LogWriter, as_text
+from gateway.logs import MAX_PENDING, PIECE, JsonFormatter, LogWriter, as_text
 
 pytestmark = pytest.mark.anyio
 
@@ -84,3 +85,17 @@ def test_every_kind_of_line_can_be_read_along() -> None:
     assert as_text(line) == b"warning time=1.0 pool=p backend=http://b state=down why=it is gone event=backend\n"
     told = {"level": "info", "outcome": "ok", "status": 200, "path": "/v1/embeddings", "tenant": "", "total_ms": 1.5}
     assert as_text(json.dumps(told).encode()) == b"info ok 200 /v1/embeddings total_ms=1.5\n"
+
+
+def test_what_is_no_request_is_one_line_of_json_too() -> None:
+    """Also a report of several lines, a traceback, and half of a surrogate pair."""
+    try:
+        raise ValueError("of several\nlines")
+    except ValueError as error:
+        told = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("headrace", logging.ERROR, "", 0, "first\n%s \ud800 é", ("second",), told)
+    text = JsonFormatter().format(record)
+    line = json.loads(text)
+    assert text.isascii() and "\n" not in text
+    assert (line["level"], line["event"], line["message"]) == ("error", "log", "first\nsecond \ud800 é")
+    assert line["traceback"].endswith("ValueError: of several\nlines")

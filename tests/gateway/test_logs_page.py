@@ -49,6 +49,15 @@ def shown(*arguments: str, given: str) -> list[str]:
     return result.output.splitlines()
 
 
+def test_what_the_gateway_says_besides_is_shown_too() -> None:
+    """With its traceback on lines of its own; not among requests that were chosen, and for jq as it was."""
+    said = {"time": 1_700_000_000.25, "level": "error", "message": "it failed", "event": "log", "traceback": "T\nE: x"}
+    text = json.dumps(said) + "\n"
+    assert shown(given=text) == ["22:13:20.250  error                it failed", "T", "E: x"]
+    assert shown("--json", given=text) == [text.rstrip()]
+    assert shown("--outcome", "bad", given=text) == []
+
+
 def test_a_line_is_shown_on_a_line() -> None:
     """When, what became of it, whose it was, its times; what is no request stays as it is."""
     told = line(tenant="acme", model="m", outcome="ok", status=200, ttft_ms=12.34, tokens_in=5, tokens_out=7)
