@@ -14,7 +14,8 @@ from gateway.exchange import Header
 
 PREFIX = "hr-"  # lets secret scanners recognise a leaked key
 CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
-REFUSED = "Incorrect API key provided."  # one text for missing, malformed, unknown and expired keys
+# One text for missing, malformed, unknown and expired keys.
+REFUSED = "Incorrect API key provided. Send one of this gateway's as `Authorization: Bearer KEY`."
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from gateway.facts import Facts, facts
 from gateway.samples import Samples, Window, answered, read
 from gateway.units import seconds
 
+ALWAYS = "headrace_build_info"
 FAMILIES = '{__name__=~"headrace_.+|process_cpu_seconds_total"}'
 LIVE_S, STORED_S = 15.0, 600.0  # how far back it looks: while somebody waits, and where it is stored anyway
 WIDTH = 110
@@ -58,8 +59,8 @@ def doctor(url: str, window: float | None, as_json: bool) -> None:
         raise click.ClickException(
             f"{shown(url)} does not answer: {error}. Give a Prometheus or an admin port."
         ) from error
-    if not found.has("headrace_build_info"):
-        raise click.ClickException(f"{shown(url)} knows no gateway: there is no headrace_build_info. Is it scraped?")
+    if not found.has(ALWAYS):
+        raise click.ClickException(f"{shown(url)} knows no gateway: there is no {ALWAYS}. Is it scraped?")
     told = diagnosis(facts(found))
     if as_json:
         click.echo(json.dumps({"source": shown(url)} | told.document(), ensure_ascii=False))
@@ -73,6 +74,8 @@ def _window(http: httpx.Client, url: str, window: float | None, *, told: bool) -
         now, span = time.time(), window or STORED_S
         return Window(_stored(http, url, now - span), _stored(http, url, now), span)
     first, began_at = _scraped(http, url), time.monotonic()
+    if not first.get(ALWAYS):
+        raise click.ClickException(f"{shown(url)}/metrics is no gateway's: there is no {ALWAYS}.")
     if told:
         click.echo(f"Watching {shown(url)} for {window or LIVE_S:g} s ...", err=True)
     time.sleep(window or LIVE_S)

@@ -58,17 +58,26 @@ def _shown(roster: Roster, backend: Backend, state: str, now: float) -> dict[str
     }
 
 
+def _roster(fleet: Fleet, pool: str | None, name: str) -> Roster:
+    """That of the pool; where none is named, of the only one, or the only one that has the backend."""
+    names = ", ".join(fleet.rosters)
+    if pool is not None:
+        if pool not in fleet.rosters:
+            raise Refused(INVALID_REQUEST, f"There is no pool {pool!r}: it is one of {names}.", param="pool")
+        return fleet.rosters[pool]
+    found = [each for each in fleet.rosters.values() if len(fleet.rosters) == 1 or name in each.pool.backends]
+    if len(found) != 1:
+        raise Refused(INVALID_REQUEST, f"Name the pool: one of {names}.", param="pool")
+    return found[0]
+
+
 def change(fleet: Fleet, action: str, pool: str | None, url: str, make: Make, now: float) -> dict[str, Any]:
     """Add, remove, drain or undrain one backend. Returns what it is then. Raises Refused."""
-    if pool is None and len(fleet.rosters) == 1:
-        pool = next(iter(fleet.rosters))
-    roster = fleet.rosters.get(pool or "")
-    if roster is None:
-        raise Refused(INVALID_REQUEST, f"Name the pool: one of {', '.join(fleet.rosters)}.", param="pool")
     try:
         name = backend_url(url)
     except ValueError as error:
         raise Refused(INVALID_REQUEST, f"url: {error}", param="url") from error
+    roster = _roster(fleet, pool, "" if action == "add" else name)
     known = name in roster.pool.backends
     if known is (action == "add"):
         what = "is there already" if known else f"is not in the pool: there are {', '.join(roster.pool.backends)}"

@@ -54,7 +54,8 @@ def parse(spec: str) -> Told:
     """Read NAME[:ARG][@RATE]. Raises ValueError that names what there is."""
     found = SPEC.fullmatch(spec.strip())
     if found is None or found["name"] not in FAULTS:
-        raise ValueError(f"no fault {spec!r}: NAME[:ARG][@RATE] with NAME one of {', '.join(FAULTS)}")
+        names = ", ".join(FAULTS)
+        raise ValueError(f"no fault {spec!r}: NAME[:ARG][@RATE] with RATE from 0 to 1, NAME one of {names}")
     fault = FAULTS[found["name"]]
     return Told(found["name"], float(found["arg"] or fault.arg), float(found["rate"] or 1))
 

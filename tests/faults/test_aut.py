@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.auth import REFUSED
 from gateway.wire import ENDPOINTS
 from tests.faults.fakes import Fake, FakeConnection, completion, event, healthy
 from tests.faults.process import BEARER, DIGEST, KEY, GatewayProcess, pool
@@ -115,7 +116,7 @@ def refused(response: Response) -> None:
     assert response.status == 401
     assert response.header("www-authenticate") == "Bearer"
     assert response.error() == {
-        "message": "Incorrect API key provided.",
+        "message": REFUSED,
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_api_key",
@@ -195,7 +196,7 @@ async def test_b104_messages_have_the_shape_of_their_dialect(gateway: GatewayPro
     """On Anthropic's path the same refusal is an authentication_error."""
     response = await ask(gateway.port, chat(path="/v1/messages"))
     assert response.status == 401
-    assert response.json()["error"] == {"type": "authentication_error", "message": "Incorrect API key provided."}
+    assert response.json()["error"] == {"type": "authentication_error", "message": REFUSED}
     await gateway.settled([a], sent=1)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
 from typing import Any
 
 import pytest
 
 from gateway import assembly
+from gateway.errors import Refused
 from gateway.fleetadmin import change, listed
 from gateway.metrics import Numbers
 from policies.verdicts import Found
@@ -175,3 +177,23 @@ async def test_an_ejection_is_told_where_nobody_watches() -> None:
         assert (told["event"], told["backend"], told["state"]) == ("backend", a.url, "ejected")
         found = {family.name: family for family in house.gateway.metrics()}["headrace_ejections_total"]
         assert isinstance(found, Numbers) and found.values["p", a.url, "ejected"] == 1
+
+
+async def test_a_backend_is_changed_without_its_pool_where_only_one_has_it() -> None:
+    """Else the pools are named, or what was given for one is told to be none."""
+    async with Fake(healthy, control=well) as a, Fake(healthy, control=well) as b:
+        config = watched(a.url)
+        config["pools"]["q"] = watched(b.url)["pools"]["p"]
+        async with House(config, [a, b]) as house:
+            fleet, now = house.gateway.fleet, house.gateway.clock()
+            make = partial(assembly.backend, house.gateway.settings)
+            told = change(fleet, "drain", None, b.url, make, now)
+            assert (told["pool"], told["state"]) == ("q", "draining")
+            for action, pool, url, words in (
+                ("add", None, "http://127.0.0.1:9", "Name the pool: one of p, q"),
+                ("drain", None, "http://127.0.0.1:9", "Name the pool: one of p, q"),
+                ("drain", "r", b.url, "There is no pool 'r': it is one of p, q"),
+                ("drain", "p", b.url, f"is not in the pool: there are {a.url}"),
+            ):
+                with pytest.raises(Refused, match=re.escape(words)):
+                    change(fleet, action, pool, url, make, now)

@@ -62,13 +62,26 @@ def test_an_emulator_at_a_name_that_there_is_not_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "known"), [("--engine=gpt-5", tuple(PROFILES)), ("--fault=flood", tuple(FAULTS)), ("--speed=0", ("x>0",))]
+    ("wrong", "known"),
+    [
+        ("--engine=gpt-5", tuple(PROFILES)),
+        ("--fault=flood", tuple(FAULTS)),
+        ("--speed=0", ("x>0",)),
+        ("--fault=503@2", ("RATE from 0",)),
+    ],
 )
 def test_an_emulator_names_what_there_is(wrong: str, known: tuple[str, ...]) -> None:
     """Exit code 2 and the choices."""
     ended = run("emulate", wrong, COLUMNS="100")
     assert ended.returncode == 2
     assert all(name in ended.stderr for name in known)
+
+
+def test_the_doctor_says_at_once_that_it_is_asked_of_no_gateway(emulator: Running) -> None:
+    """Engines have metrics, too."""
+    ended = run("doctor", emulator.announced["url"], "--window=1h")
+    assert ended.returncode == 1
+    assert "is no gateway's: there is no headrace_build_info" in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "check", "keys new", "keys list", "tenants", "emulate", "demo"])
