@@ -86,8 +86,7 @@ class SharedStore:
         while True:
             await asyncio.sleep(WATCH_S)
             beats += WATCH_S
-            if not self.link.up:
-                await self.link.watch()
+            await self.link.watch()
             if beats >= BEAT_S or self.link.up != self._was_up:
                 beats = 0.0
                 await self._beat()
