@@ -150,7 +150,7 @@ class Pool:
             shown.append(
                 replace(view, concurrency=most, speed=told.speed, region=told.region, open=view.open and verdict.open)
             )
-        self.scheduler.observe(shown, now)
+        self.scheduler.observe(shown, now, moved=self.eligible.changed())
         self._pump(now)
         if self.waking is not None:
             self.waking.see(any(view.open for view in shown))
