@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import PlainSerializer, PlainValidator, ValidationInfo
 
@@ -144,9 +144,15 @@ def _url(value: object, info: ValidationInfo, schemes: tuple[str, ...], expected
 
 
 def _store(value: object, info: ValidationInfo) -> Secret:
-    if value == "memory":
-        return Secret("memory", "memory")
-    return _url(value, info, ("redis", "rediss"), "memory, or a URL such as redis://host:6379/0 (rediss:// for TLS),")
+    if isinstance(value, Secret) or value == "memory":
+        return value if isinstance(value, Secret) else Secret("memory", "memory")
+    url = _url(value, info, ("redis", "rediss"), "memory, or a URL such as redis://host:6379/0 (rediss:// for TLS),")
+    parts = urlsplit(url.reveal())
+    if not re.fullmatch(r"/?[0-9]{0,5}/?", parts.path, re.ASCII):
+        raise ValueError("the URL ends with the number of a database, such as redis://host:6379/0")
+    if not all(_readable(Path(signers)) for signers in parse_qs(parts.query).get("ssl_ca_certs", ())):
+        raise ValueError("ssl_ca_certs in the URL does not name a file that can be read")
+    return url
 
 
 def _collector(value: object, info: ValidationInfo) -> Secret:
