@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from policies.rollout import place
 
 ANY = "*"
+OTHER = "other"  # what metrics and limits call all models that have no name here
 MAX_NAME = 1024  # characters of a name that is looked for; patterns take their time with longer ones
 
 
@@ -83,7 +84,12 @@ class Model:
     @property
     def label(self) -> str:
         """The value of the metrics' `model` label: never a word of the caller's."""
-        return "other" if self.name == ANY else self.name
+        return label(self.name)
+
+
+def label(name: str) -> str:
+    """The label of a model of the configuration."""
+    return OTHER if name == ANY else name
 
 
 class Catalog:

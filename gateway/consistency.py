@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Set
 
+from gateway.catalog import OTHER
 from gateway.problem import Loc, dotted, shown, suggestion
 from gateway.schema import ANY_MODEL, Config, Tenant, matches
 
@@ -108,6 +109,8 @@ def _aliases(config: Config) -> Iterator[Finding]:
             owners.setdefault(alias, name)
         if name == ANY_MODEL and (model.aliases or model.upstream_name):
             yield ("models", name), "stands for any name, so it has neither aliases nor an upstream_name"
+        if name == OTHER and ANY_MODEL in config.models:
+            yield ("models", name), f"is what limits and metrics call the models of {ANY_MODEL}: choose another name"
 
 
 def _backends(config: Config) -> Iterator[Finding]:

@@ -335,3 +335,14 @@ async def test_a_model_may_have_limits_of_its_own() -> None:
             found = [(await asked(house, model=name)).status for name in ("small", "tiny", "small", "m")]
             assert found == [200, 200, 429, 200]
             assert [each.used for each in house.gateway.quota.usage()["t"]] == [3, 2]
+
+
+@pytest.mark.anyio
+async def test_models_without_a_name_here_may_have_limits_of_their_own() -> None:
+    """All of them together: a limit for `*` holds for whatever clients call their models."""
+    async with Fake(healthy) as fake:
+        config = limited(fake.url, requests_per_minute=10, models={"*": {"requests_per_minute": 2}})
+        config["models"]["*"] = {"pool": "p"}
+        async with House(config, [fake]) as house:
+            found = [(await asked(house, model=name)).status for name in ("x", "y", "z", "m")]
+            assert found == [200, 200, 429, 200]
