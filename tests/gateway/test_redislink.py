@@ -196,3 +196,16 @@ async def test_a_password_stands_in_no_log(caplog: pytest.LogCaptureFixture) -> 
             assert "unknown command" in store.link.why
             assert "unknown command" in caplog.text
             assert "hunter2" not in caplog.text + store.link.why + repr(store) + repr(Target.of(url))
+
+
+async def test_leases_are_renewed_though_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for it takes a second each time; the leases with the others lapse after eight."""
+    async with odd() as [server], store_at(server.url) as store:
+
+        async def searching() -> None:
+            await asyncio.sleep(1.0)
+
+        monkeypatch.setattr(store.link, "watch", searching)
+        server.heard.clear()
+        await asyncio.sleep(3.2)
+        assert b"EVALSHA" in server.heard
