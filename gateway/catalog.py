@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from policies.rollout import place
@@ -26,7 +26,7 @@ class Tenant:
     classes: tuple[str, ...] = ("interactive", "batch")
     weight: float = 1.0
     trust_group: str = ""
-    salt: str = ""
+    salt: str = field(default="", repr=False)
     operator: bool = False
     residency: tuple[str, ...] = ()
     content: bool = False
@@ -44,7 +44,7 @@ class Canary:
 
     stable: str
     weight: float
-    seed: bytes
+    seed: bytes = field(repr=False)
     pool: str = ""
     backends: frozenset[str] = frozenset()
     by_conversation: bool = False
