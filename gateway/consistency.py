@@ -240,6 +240,9 @@ def _listeners(config: Config) -> Iterator[Finding]:
     server = config.server
     if server.listen.clashes(server.admin):
         yield ("server", "admin"), f"cannot share its port with listen ({server.listen}): choose another port"
+    token = server.admin_token.reveal() if server.admin_token is not None else ""
+    if not token.isascii() or token != token.strip():
+        yield ("server", "admin_token"), "no header can carry it: take ASCII letters and signs, no blanks at its ends"
     if not config.tenants and not server.listen.loopback:
         fix = "add tenants with keys, or listen on 127.0.0.1"
         yield ("server", "listen"), f"without tenants everybody who reaches {server.listen} could use the models: {fix}"
