@@ -97,8 +97,11 @@ def _variable(name: str, around: Surroundings) -> str:
 def _contents(path: Path, reference: str) -> str:
     if not _readable(path):  # asked first: to open a pipe would wait for its writer
         raise ValueError(f"{shown(reference)} is not a file that can be read")
-    with path.open("rb") as stream:
-        raw = stream.read(MAX_SECRET_BYTES + 1)
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_SECRET_BYTES + 1)
+    except OSError:  # it has gone since, or its file server knows better
+        raise ValueError(f"{shown(reference)} is not a file that can be read") from None
     if len(raw) > MAX_SECRET_BYTES:
         raise ValueError(f"{shown(reference)} is larger than {MAX_SECRET_BYTES // 1024} KiB: is it the right file?")
     try:
