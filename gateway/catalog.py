@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from policies.rollout import place
 
 ANY = "*"
+OTHER = "other"  # what metrics and limits call all models that have no name here
 MAX_NAME = 1024  # characters of a name that is looked for; patterns take their time with longer ones
 
 
@@ -25,7 +26,7 @@ class Tenant:
     classes: tuple[str, ...] = ("interactive", "batch")
     weight: float = 1.0
     trust_group: str = ""
-    salt: str = ""
+    salt: str = field(default="", repr=False)
     operator: bool = False
     residency: tuple[str, ...] = ()
     content: bool = False
@@ -43,7 +44,7 @@ class Canary:
 
     stable: str
     weight: float
-    seed: bytes
+    seed: bytes = field(repr=False)
     pool: str = ""
     backends: frozenset[str] = frozenset()
     by_conversation: bool = False
@@ -83,7 +84,12 @@ class Model:
     @property
     def label(self) -> str:
         """The value of the metrics' `model` label: never a word of the caller's."""
-        return "other" if self.name == ANY else self.name
+        return label(self.name)
+
+
+def label(name: str) -> str:
+    """The label of a model of the configuration."""
+    return OTHER if name == ANY else name
 
 
 class Catalog:

@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Callable, Iterator, Set
 
+from gateway.catalog import OTHER
 from gateway.problem import Loc, dotted, shown, suggestion
 from gateway.schema import ANY_MODEL, Config, Tenant, matches
 
@@ -109,6 +110,8 @@ def _aliases(config: Config) -> Iterator[Finding]:
             owners.setdefault(alias, name)
         if name == ANY_MODEL and (model.aliases or model.upstream_name):
             yield ("models", name), "stands for any name, so it has neither aliases nor an upstream_name"
+        if name == OTHER and ANY_MODEL in config.models:
+            yield ("models", name), f"is what limits and metrics call the models of {ANY_MODEL}: choose another name"
 
 
 def _backends(config: Config) -> Iterator[Finding]:
@@ -238,6 +241,9 @@ def _listeners(config: Config) -> Iterator[Finding]:
     server = config.server
     if server.listen.clashes(server.admin):
         yield ("server", "admin"), f"cannot share its port with listen ({server.listen}): choose another port"
+    token = server.admin_token.reveal() if server.admin_token is not None else ""
+    if not token.isascii() or token != token.strip():
+        yield ("server", "admin_token"), "no header can carry it: take ASCII letters and signs, no blanks at its ends"
     if not config.tenants and not server.listen.loopback:
         fix = "add tenants with keys, or listen on 127.0.0.1"
         yield ("server", "listen"), f"without tenants everybody who reaches {server.listen} could use the models: {fix}"

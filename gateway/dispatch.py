@@ -28,7 +28,7 @@ from gateway.pool import Placed, Pool
 from gateway.reply import Clock
 from policies.retry import Hedging
 from policies.shares import TimeShare
-from policies.types import Drop, Ending, Explanation, Job, Reason, Usage
+from policies.types import Drop, Ending, Explanation, Job, Reason, Statistics, Usage
 from policies.verdicts import Found
 
 REFUSALS: Mapping[Reason, tuple[Refusal, str]] = {
@@ -280,6 +280,15 @@ class Slot:
             wait_s = min(60.0, max(1.0, self._pool.change_at - self._clock()))
             return Unavailable(refusal, message + ".", retry_after=wait_s)
         if drop.reason is not Reason.NO_BACKEND:
-            place = self._pool.place(drop.job)
-            message += f": {place.position - 1} requests were before it, some {place.wait_s:.0f} s of work"
+            message += f": {_crowd(self._pool.statistics(), drop.job.class_)}"
         return Unavailable(refusal, message + ".", retry_after=drop.retry_after)
+
+
+def _crowd(known: Statistics, class_: str) -> str:
+    """Who waits in a class, and the work in it and above. Nothing is searched for: refusals come by the thousand."""
+    tokens = 0
+    for name, queued in known.queued_tokens.items():
+        tokens += queued
+        if name == class_:
+            break
+    return f"{known.queued[class_]} requests wait, some {tokens / known.drain_rate:.0f} s of work"

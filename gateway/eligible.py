@@ -19,6 +19,7 @@ class Eligible:
         self.listed: Names = frozenset()  # what any of them says
         self._regions: dict[str, str | None] = {}
         self._answers: dict[tuple[str | None, tuple[str, ...], Among], set[str] | None] = {}
+        self._changed = False
 
     def __repr__(self) -> str:
         return f"<Eligible {len(self.models)}/{len(self._regions)} backends say what they serve>"
@@ -71,14 +72,20 @@ class Eligible:
             self._answers[key] = found if residency or among or len(found) < len(self._regions) else None
         return self._answers[key]
 
+    def changed(self) -> bool:
+        """Whether any answer has changed since this was asked last: who waits by it may go elsewhere now."""
+        changed, self._changed = self._changed, False
+        return changed
+
     def _renew(self) -> None:
         self.listed = frozenset().union(*self.models.values())
         for key, names in list(self._answers.items()):
             if names is None:
                 del self._answers[key]
-            else:
+            elif names != (found := self._found(*key)):
+                self._changed = True
                 names.clear()
-                names.update(self._found(*key))
+                names.update(found)
 
     def _found(self, model: str | None, residency: tuple[str, ...], among: Among) -> set[str]:
         return {

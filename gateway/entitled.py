@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from gateway import schema
 from gateway.auth import Key, KeyRing
-from gateway.catalog import ANY, Canary, Catalog, Model, Shadow, Tenant
+from gateway.catalog import ANY, Canary, Catalog, Model, Shadow, Tenant, label
 from gateway.generation import Generation
 from gateway.isolation import Seeds, salt
 from gateway.reply import Clock
@@ -97,11 +97,11 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
 
 
 def limits(settings: schema.Config) -> dict[str, list[Limit]]:
-    """The limits of each tenant, those for all its models together first."""
+    """The limits of each tenant, those for all its models together first; models go by their labels."""
     return {
         name: [
             *_limits("", tenant.limits),
-            *(each for model, told in tenant.limits.models.items() for each in _limits(model, told)),
+            *(each for model, told in tenant.limits.models.items() for each in _limits(label(model), told)),
         ]
         for name, tenant in settings.tenants.items()
     }

@@ -18,7 +18,7 @@ from policies.health import Health
 from policies.retry import Hedging, RetryBudget
 from policies.scheduler import Scheduler
 from policies.shares import TimeShare
-from policies.types import BackendView, ClassPolicy, Dispatch, Drop, Ending, Explanation, Job, Place, Statistics, Usage
+from policies.types import BackendView, ClassPolicy, Dispatch, Drop, Ending, Explanation, Job, Statistics, Usage
 from policies.verdicts import Found, State
 
 Placed = tuple[Dispatch, Backend]
@@ -73,10 +73,6 @@ class Pool:
     def statistics(self) -> Statistics:
         """What the scheduler knows, for the metrics."""
         return self.scheduler.statistics(self._clock())
-
-    def place(self, job: Job) -> Place:
-        """Where the job stands, or would."""
-        return self.scheduler.place(job, self._clock())
 
     def explain(self, job: Job) -> Explanation:
         """What would happen to the job. Nothing is changed."""
@@ -149,7 +145,7 @@ class Pool:
             shown.append(
                 replace(view, concurrency=most, speed=told.speed, region=told.region, open=view.open and verdict.open)
             )
-        self.scheduler.observe(shown, now)
+        self.scheduler.observe(shown, now, moved=self.eligible.changed())
         self._pump(now)
         if self.waking is not None:
             self.waking.see(any(view.open for view in shown))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import ssl
 from binascii import crc_hqx
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -26,6 +27,7 @@ SLOTS = 16384
 HOPS = 3  # from node to node, while slots move
 
 SILENCES = 8  # probes in a row without any reply, after which another connection is tried
+REDIRECTION = re.compile(r"(?:MOVED|ASK) \d+ (.*):(\d+)")  # `MOVED 3999 127.0.0.1:6381`
 
 Address = tuple[str, int]
 Word = str | bytes | int
@@ -39,7 +41,7 @@ class Target:
 
     address: Address
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     database: int = 0
     tls: ssl.SSLContext | None = None
 
@@ -74,11 +76,13 @@ class Node:
     def up(self) -> bool:
         return self._answers and self._lane is not None and not self._lane.closed
 
-    async def call(self, *command: Word) -> Any:
+    async def call(self, *command: Word, asking: bool = False) -> Any:
         """The reply. Raises StoreAway where there is none in time; then the command may have been carried out all the
-        same. Raises ReplyError where it was refused."""
+        same. Raises ReplyError where it was refused. `asking`: of a node that only begins to have the key's slot."""
         if not self.up or self._lane is None or self._lane.under_way >= CROWD:
             raise StoreAway("down")
+        if asking:
+            self._lane.send(["ASKING"]).cancel()  # it is for the next command only: nobody else's may come between
         try:
             reply = await in_time(self._lane.send(command))
         except TimeoutError:
@@ -100,7 +104,7 @@ class Node:
             await self._try(self._lane)
         except TimeoutError:
             return "it does not answer in time"
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name that could be looked up
             return str(error)
         except LaneClosed:
             return "it closes the connection"
@@ -138,6 +142,9 @@ class Node:
                 await lane.send(["AUTH", *([told.user] if told.user else []), told.password])
             if told.database:
                 await lane.send(["SELECT", told.database])
+        except ReplyError as error:  # who does not know a command repeats what it was given
+            lane.close()
+            raise ReplyError(str(error).replace(told.password, "***") if told.password else str(error)) from None
         except BaseException:
             lane.close()
             raise
@@ -173,14 +180,13 @@ class Link:
         return self._node(key).up
 
     async def run(self, keys: Sequence[str], arguments: Sequence[str | int]) -> list[int]:
-        """The script's reply for keys of one slot. Raises StoreAway; then it may have run all the same."""
+        """The script's reply for keys of one slot. Raises StoreAway; then it may have run all the same. The fourth of
+        the arguments is the number of requests that are decided."""
         node, ask = self._node(keys[0]), False
         command: list[Word] = ["EVALSHA", self._digest, len(keys), *keys, *arguments]
         for _ in range(HOPS):
             try:
-                if ask:
-                    await node.call("ASKING")
-                reply: list[int] = await node.call(*command)
+                reply = await node.call(*command, asking=ask)
             except StoreAway as away:
                 self.calls[str(away)] += 1
                 self._stale = True
@@ -188,14 +194,18 @@ class Link:
             except ReplyError as error:  # it was not carried out, and may be sent elsewhere or otherwise
                 if error.word == "NOSCRIPT":
                     command[:2] = ["EVAL", self._script]  # which also loads it
-                elif error.word in ("MOVED", "ASK"):
-                    node, ask = self._moved(error), error.word == "ASK"
+                elif (there := self._moved(error)) is not None:
+                    node, ask = there, error.word == "ASK"
                 else:
-                    node.close()
+                    if error.word != "TRYAGAIN":  # a slot on the move has some of the keys: the others' are all there
+                        node.close()
                     break
             else:
+                if (numbers := _numbers(reply, 3 * len(keys) + int(arguments[3]))) is None:
+                    node.close()  # it is not what it seemed to be
+                    break
                 self.calls["ok"] += 1
-                return reply
+                return numbers
         self.calls["refused"] += 1
         raise StoreAway("refused")
 
@@ -216,11 +226,13 @@ class Link:
     def _node(self, key: str) -> Node:
         return self._slots[slot(key)] if self._slots else self._seed
 
-    def _moved(self, error: ReplyError) -> Node:
-        """The node that a redirection names: `MOVED 3999 127.0.0.1:6381`."""
+    def _moved(self, error: ReplyError) -> Node | None:
+        """The node that a redirection names; None: it is none."""
+        found = REDIRECTION.fullmatch(str(error))
+        if found is None:
+            return None
         self._stale = True
-        host, _, port = str(error).split(" ")[2].rpartition(":")
-        return self._known((host or self._target.address[0], int(port)))
+        return self._known((found[1] or self._target.address[0], int(found[2])))
 
     def _known(self, address: Address) -> Node:
         return self._nodes.setdefault(address, Node(address, self._target, self._probe))
@@ -244,13 +256,20 @@ class Link:
             return
         slots = self._slots or [self._seed] * SLOTS
         for first, last, (host, port, *_), *_ in ranges:
-            node = self._known((host.decode() or self._target.address[0], port))
+            # without a name, or with an empty one: at the address that it was asked at
+            node = self._known(((host or b"").decode() or self._target.address[0], port))
             slots[first : last + 1] = [node] * (last + 1 - first)
         self._slots = slots
         used = {id(node) for node in slots}
         for node in [node for node in self._nodes.values() if id(node) not in used]:
             node.close()
             del self._nodes[node.address]
+
+
+def _numbers(reply: Any, count: int) -> list[int] | None:
+    """The script's reply, if it is as many numbers."""
+    whole = isinstance(reply, list) and len(reply) == count and all(isinstance(each, int) for each in reply)
+    return reply if whole else None
 
 
 async def in_time(reply: asyncio.Future[Any]) -> Any:

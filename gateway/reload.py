@@ -159,7 +159,7 @@ class Reloader:
         if self._path is None:
             return (), (Problem("headrace", "there is no file: it was started with --backend"),)
         seen = mark(self._files)
-        if text is None and self._path.is_fifo():  # to open it would wait for its writer, and so would the end
+        if text is None and _is_pipe(self._path):  # to open it would wait for its writer, and so would the end
             return seen, (Problem(str(self._path), "is a pipe, which can be read at the start only"),)
         try:
             settings = load(self._path) if text is None else parse(text, str(self._path), folder=self._path.parent)
@@ -243,6 +243,13 @@ def _mark(path: Path) -> tuple[int, int, int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return path.is_fifo()
+    except OSError:  # who reads it is told why
+        return False
 
 
 def _unfit(settings: Config, path: Path) -> Problem | None:

@@ -166,7 +166,7 @@ class Model(Section):
 class Class(Section):
     """A class of requests. The order in the file is the order of urgency."""
 
-    max_queued: Count = option(256, "requests that may wait in a pool; 4096 for `batch`")
+    max_queued: Count = option(256, "requests that may wait in a pool; 4096 for `batch`", ge=1)
     max_queued_tokens: Count = option(2_000_000, "prompt tokens that may wait in a pool; 32M for `batch`", ge=1)
     max_wait: Seconds = option(10.0, "longest wait; 15m for `batch`", gt=0)
     ceiling: Share = option(1.0, "share of a pool that the class may fill; 70% for `batch`", gt=0)

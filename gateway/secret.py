@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import PlainSerializer, PlainValidator, ValidationInfo
 
@@ -97,8 +97,11 @@ def _variable(name: str, around: Surroundings) -> str:
 def _contents(path: Path, reference: str) -> str:
     if not _readable(path):  # asked first: to open a pipe would wait for its writer
         raise ValueError(f"{shown(reference)} is not a file that can be read")
-    with path.open("rb") as stream:
-        raw = stream.read(MAX_SECRET_BYTES + 1)
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_SECRET_BYTES + 1)
+    except OSError:  # it has gone since, or its file server knows better
+        raise ValueError(f"{shown(reference)} is not a file that can be read") from None
     if len(raw) > MAX_SECRET_BYTES:
         raise ValueError(f"{shown(reference)} is larger than {MAX_SECRET_BYTES // 1024} KiB: is it the right file?")
     try:
@@ -144,9 +147,15 @@ def _url(value: object, info: ValidationInfo, schemes: tuple[str, ...], expected
 
 
 def _store(value: object, info: ValidationInfo) -> Secret:
-    if value == "memory":
-        return Secret("memory", "memory")
-    return _url(value, info, ("redis", "rediss"), "memory, or a URL such as redis://host:6379/0 (rediss:// for TLS),")
+    if isinstance(value, Secret) or value == "memory":
+        return value if isinstance(value, Secret) else Secret("memory", "memory")
+    url = _url(value, info, ("redis", "rediss"), "memory, or a URL such as redis://host:6379/0 (rediss:// for TLS),")
+    parts = urlsplit(url.reveal())
+    if not re.fullmatch(r"/?[0-9]{0,5}/?", parts.path, re.ASCII):
+        raise ValueError("the URL ends with the number of a database, such as redis://host:6379/0")
+    if not all(_readable(Path(signers)) for signers in parse_qs(parts.query).get("ssl_ca_certs", ())):
+        raise ValueError("ssl_ca_certs in the URL does not name a file that can be read")
+    return url
 
 
 def _collector(value: object, info: ValidationInfo) -> Secret:

@@ -91,7 +91,7 @@ class SharedAccount:
         store = self._store
         now, lease = store.clock_us(), self.leases[index]
         lease.give(cost, now, store.replicas)
-        if self._soon is None and lease.tight(now):
+        if self._soon is None and (lease.tight(now) or self.retired):  # of a retired one no beat may tell any more
             self._soon = asyncio.get_running_loop().call_later(SOON_S, self._tell)
 
     def standing(self, index: int) -> Standing:

@@ -17,7 +17,7 @@ from gateway.stores import Account, ClockUs, StoreAway
 from policies.leases import LEASE_US
 from policies.limits import Limit
 
-BEAT_S = 2.0  # between two reports of a tenant who is served by leases alone
+BEAT_US = 2_000_000  # between two reports of a tenant who is served by leases alone
 WATCH_S = 0.25  # between two looks at a store that is away
 SETTLE_US = 500_000  # from the store's return until it decides again: by then all replicas have told what they spent
 GOODBYE_S = 0.25  # for giving everything back at the end
@@ -82,14 +82,12 @@ class SharedStore:
         return account
 
     async def _run(self) -> None:
-        beats = 0.0
+        beat_at = self.clock_us()
         while True:
             await asyncio.sleep(WATCH_S)
-            beats += WATCH_S
-            if not self.link.up:
-                await self.link.watch()
-            if beats >= BEAT_S or self.link.up != self._was_up:
-                beats = 0.0
+            await self.link.watch()  # which takes its time where a node is silent: leases with the others go on
+            if (now := self.clock_us()) >= beat_at + BEAT_US or self.link.up != self._was_up:
+                beat_at = now
                 await self._beat()
 
     async def _beat(self) -> None:

@@ -105,9 +105,11 @@ def instant(value: object) -> datetime:
     """`2027-01-31` (its first moment) or `2027-01-31T18:00:00+01:00`; UTC unless it says otherwise."""
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    except ValueError:
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        moment.astimezone(UTC)  # as it will be shown: the last day of 9999 may end in a year that has no date
+    except (ValueError, OverflowError):
         raise _refused(value, AN_INSTANT) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment
 
 
 def flag(value: object) -> bool:

@@ -60,6 +60,7 @@ PRIVILEGED = frozenset(
 # What engines make the prompt of, roughly in their order: what comes first is what requests share.
 PROMPT = ("tools", "system", "instructions", "messages", "prompt", "input", "query", "documents", "content")
 TRUTHS = frozenset((b"true", b"1", b"yes", b"on", b"t", b"y"))  # what pydantic takes for true in a form
+MOST_TOKENS = 2**31  # of an answer: no engine counts further
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -208,7 +209,7 @@ def _flag(members: Mapping[str, msgspec.Raw], name: str) -> bool:
 def _count(raw: msgspec.Raw) -> int | None:
     """None where the engine had better judge: null, negative, or not a whole number."""
     try:
-        return max(0, _whole(raw))
+        return min(MOST_TOKENS, max(0, _whole(raw)))
     except msgspec.DecodeError:
         return None
 

@@ -159,6 +159,7 @@ class OutputLengths:
             if not length.samples:
                 length.p90 = FIRST_P90 * output_tokens
             length.p90 *= 1.0 + step * (0.9 if output_tokens > length.p90 else -0.1)
+            length.p90 = max(1.0, length.p90)  # from nothing no factor leads back
             length.samples += 1
         while len(self._known) > self._capacity:
             self._known.popitem(last=False)

@@ -121,7 +121,7 @@ class Tally:
         charge = cost * share
         if used + charge <= limit.room or (share > 1 and used == 0 and cost <= limit.room):
             return None
-        return denied(limit, cost, limit.room - used, used + charge - limit.room)
+        return denied(limit, cost, limit.room - used, min(used, used + charge - limit.room))
 
 
 def denied(limit: Limit, cost: int, free: int, wait_us: int) -> Denied:

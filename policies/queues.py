@@ -8,7 +8,7 @@ opens sees at once all that it could take, in the order that holds *there*, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf, log1p
 
@@ -78,9 +78,9 @@ class FairShare:
     def add(self, ticket: Ticket) -> None:
         """The ticket begins to wait."""
         flow = self._flow(ticket)
-        if not flow.tickets:
-            heappush(self._by_service, (flow.served, next(self._serial), flow))
         flow.tickets += 1
+        if flow.tickets == 1:
+            self._rank(flow)
         flow.tokens += ticket.job.prompt_tokens
         self.requests += 1
         self.tokens += ticket.job.prompt_tokens
@@ -168,7 +168,7 @@ class FairShare:
     def _serve(self, flow: Flow, service: float) -> None:
         flow.served += service
         if flow.tickets:
-            heappush(self._by_service, (flow.served, next(self._serial), flow))
+            self._rank(flow)
         if service < 0:
             for lane in flow.lanes.values():
                 if lane.later:
@@ -192,6 +192,15 @@ class FairShare:
         if not ticket.restricted:
             return cold.floor
         return min(((self._places.get(name) or cold).floor for name in ticket.places), default=0.0)
+
+    def _rank(self, flow: Flow) -> None:
+        """Note how much the flow has had. While one that waits for long has had least, nothing stale comes to the top:
+        it goes when there is too much of it."""
+        heappush(self._by_service, (flow.served, next(self._serial), flow))
+        if len(self._by_service) > 2 * len(self._flows) + 64:
+            waiting = (each for each in self._flows.values() if each.tickets)
+            self._by_service = [(each.served, next(self._serial), each) for each in waiting]
+            heapify(self._by_service)
 
     def _least(self) -> float:
         heap = self._by_service

@@ -143,9 +143,10 @@ class Scheduler:
         self._choice = Choice(routing, self._pool, self._room, self._rng)
         self._room.configure(classes, self._key(), self._latest)
 
-    def observe(self, views: Sequence[BackendView], now: float) -> None:
-        """These are the pool's backends now. One with a new incarnation starts from nothing."""
-        if not (changed := self._pool.observe(views, now)):
+    def observe(self, views: Sequence[BackendView], now: float, *, moved: bool = False) -> None:
+        """These are the pool's backends now. One with a new incarnation starts from nothing. `moved`: there are jobs
+        whose `candidates` have changed."""
+        if not (changed := self._pool.observe(views, now)) and not moved:
             return
         for name in changed:
             if name not in self._pool.backends:
@@ -243,8 +244,8 @@ class Scheduler:
             if not fits:
                 self._room.hold(ticket, Wait.ROOM, latest)
                 held.append(ticket)
-                if self.rules.reserve:
-                    drained = [backend for backend in usable if ticket.job.allows(backend.name)]
+                drained = [backend for backend in usable if ticket.job.allows(backend.name)]
+                if self.rules.reserve and drained:
                     spare.remove(min(drained, key=lambda backend: (backend.in_flight, -backend.credit(now))))
                 continue
             chosen, considered = self._choice.cheapest(ticket, fits, load)

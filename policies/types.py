@@ -60,9 +60,9 @@ class Job:
 
     `prompt_tokens` and `output_tokens` are estimates; `prefix` holds the digests of the prompt's leading
     pieces, shortest first, of `piece_tokens` each. `deadline` is when the first token is due. Only `candidates`
-    may be used, where they are given: a set that may change while the job waits. `tried` names
-    the backends that must not be used again. A job that is not streamed and has no output is one-shot work
-    (embeddings, scoring): its prefill ends with it.
+    may be used, where they are given: a set that may change while the job waits, of which `Scheduler.observe` is told.
+    `tried` names the backends that must not be used again. A job that is not streamed and has no output is one-shot
+    work (embeddings, scoring): its prefill ends with it.
     """
 
     id: int

@@ -207,3 +207,19 @@ async def test_accounts_under_old_and_new_limits_count_together(server: Server) 
             while old in store.accounts:
                 await asyncio.sleep(0.05)
         assert [await take(new, (0, 1)) for _ in range(4)] == [None] * 4
+
+
+async def test_what_a_request_used_counts_though_the_limits_have_changed(server: Server) -> None:
+    """It ended long after, and had used more than was set aside for it."""
+    store, tenant, tokens = shared(server), uuid4().hex, Limit(Kind.TOKENS, 6000, 6000)
+    async with store:
+        old = store.account(tenant, [tokens], None)
+        assert await take(old, (0, tokens.cost(10))) is None
+        new = store.account(tenant, [Limit(Kind.TOKENS, 6000, 5000)], old)
+        old.retire()
+        async with asyncio.timeout(10):
+            while old in store.accounts:
+                await asyncio.sleep(0.05)
+        old.give(0, -tokens.cost(2500))
+        await asyncio.sleep(0.2)
+        assert await take(new, (0, tokens.cost(2600))) is not None

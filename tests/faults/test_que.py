@@ -310,8 +310,8 @@ async def test_b086_each_class_has_a_queue_of_its_own(tmp_path: Path) -> None:
             await gateway.settled([a], sent=205)
 
 
-async def test_a_refusal_tells_the_place_and_the_wait(tmp_path: Path) -> None:
-    """How many stood before it, how long they will take, and a Retry-After of the same measure: the backlog over the
+async def test_a_refusal_tells_how_many_wait_and_how_long(tmp_path: Path) -> None:
+    """How many there are, how long they will take, and a Retry-After of the same measure: the backlog over the
     rate at which the queue was seen to drain."""
     classes = {"interactive": {"max_queued": 20, "max_wait": "60s"}}
     config = pool("", concurrency=1, classes=classes) | tenants(tmp_path, a={}, b={}, c={})
@@ -326,7 +326,7 @@ async def test_a_refusal_tells_the_place_and_the_wait(tmp_path: Path) -> None:
             assert response.status == 503
             message = response.error()["message"]
             told = [int(word) for word in message.replace(":", " ").split() if word.isdigit()]
-            assert told[0] == 20 and "before it" in message, message
+            assert told[0] == 20 and "requests wait" in message, message
             assert 7 <= told[1] <= 15, message  # 20 requests of half a second
             assert 7 <= int(response.header("retry-after") or 0) <= 15
             assert 0 < int(response.header("retry-after-ms") or 0) <= 15_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalog import ANY, MAX_NAME, Catalog, Model, Tenant
+from gateway.catalog import ANY, MAX_NAME, Canary, Catalog, Model, Tenant
 
 LLAMA = Model("llama-8b", "p", "meta/Llama", aliases=("gpt-4o-mini", "small"))
 QWEN = Model("qwen/72b", "q", aliases=("large",))
@@ -42,6 +42,12 @@ def test_a_tenant_sees_what_its_patterns_mean(globs: tuple[str, ...], seen: list
     """A model's name brings its aliases along; an alias stands for itself only; a name means itself, whatever is in
     it."""
     assert catalog(LLAMA, QWEN, ODD).visible(tenant(*globs)) == seen
+
+
+def test_what_keeps_tenants_apart_is_not_shown() -> None:
+    """Neither the salt of their caches nor what chooses them for a canary."""
+    shown = repr(Tenant("t", salt="pepper")) + repr(Canary("old", 0.5, b"pepper", "new"))
+    assert "pepper" not in shown
 
 
 def test_names_and_aliases_lead_to_their_model() -> None:

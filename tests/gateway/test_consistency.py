@@ -62,6 +62,9 @@ FAULTS = {
     POOLS + '  "*": {pool: eu, upstream_name: x}': [
         "models.*: stands for any name, so it has neither aliases nor an upstream_name"
     ],
+    POOLS + '  "*": {pool: eu}\n  other: {pool: us}': [
+        "models.other: is what limits and metrics call the models of *: choose another name"
+    ],
     # tenants
     POOLS + f"tenants: {{a: {{models: [big], keys: [{{sha256: {A}}}, {{sha256: {A}}}]}}}}": [
         "tenants.a.keys[1].sha256: is the same key as tenants.a.keys[0]: a key belongs to one tenant, once"

@@ -211,6 +211,42 @@ async def test_regions_are_kept_to_while_backends_change(pool: Pool) -> None:
     assert other.done()
 
 
+async def test_what_backends_serve_may_change_while_requests_wait(pool: Pool) -> None:
+    """An adapter is unloaded here and loaded there, and nothing else changes: who waits for it goes where it is."""
+    names = ("a", "b", "c")
+    pool.observe([backend(name) for name in names])
+    pool.eligible.want({"m": "m", "n": "n"})
+    for name in names:
+        pool.eligible.serves(name, frozenset("mn" if name != "c" else "n"))
+        run(pool, job(candidates=frozenset([name])))
+    asked, waiter = wait(pool, job(candidates=pool.eligible.backends("m", ())))
+    assert pool.eligible.serves("b", frozenset("n"))
+    pool.see([BackendView(name) for name in names])
+    pool.observe([backend("a"), backend("b", 2), backend("c")])
+    assert not waiter.done()
+    assert pool.eligible.serves("a", frozenset("n"))
+    assert pool.eligible.serves("b", frozenset("mn"))
+    pool.see([BackendView(name) for name in names])
+    placed = waiter.result()
+    assert isinstance(placed, tuple)
+    assert placed[0].backend == "b"
+    assert placed[0].job is asked
+
+
+async def test_a_model_that_no_backend_serves_any_more_is_told(pool: Pool) -> None:
+    """Who waits for it is refused at once."""
+    pool.eligible.want({"m": "m", "n": "n"})
+    pool.observe([backend("a"), backend("b")])
+    pool.eligible.serves("b", frozenset("n"))
+    run(pool, job(candidates=frozenset("a")))
+    _, waiter = wait(pool, job(candidates=pool.eligible.backends("m", ())))
+    pool.eligible.serves("a", frozenset("n"))
+    pool.see([BackendView("a"), BackendView("b")])
+    dropped = waiter.result()
+    assert isinstance(dropped, Drop)
+    assert dropped.reason is Reason.NO_BACKEND
+
+
 async def test_a_region_without_backends_is_told(pool: Pool) -> None:
     """Its last backend moves away: who waits there is refused, and nobody else."""
     pool.observe([backend("a", region="eu"), backend("b", region="us")])

@@ -335,3 +335,26 @@ async def test_a_model_may_have_limits_of_its_own() -> None:
             found = [(await asked(house, model=name)).status for name in ("small", "tiny", "small", "m")]
             assert found == [200, 200, 429, 200]
             assert [each.used for each in house.gateway.quota.usage()["t"]] == [3, 2]
+
+
+@pytest.mark.anyio
+async def test_models_without_a_name_here_may_have_limits_of_their_own() -> None:
+    """All of them together: a limit for `*` holds for whatever clients call their models."""
+    async with Fake(healthy) as fake:
+        config = limited(fake.url, requests_per_minute=10, models={"*": {"requests_per_minute": 2}})
+        config["models"]["*"] = {"pool": "p"}
+        async with House(config, [fake]) as house:
+            found = [(await asked(house, model=name)).status for name in ("x", "y", "z", "m")]
+            assert found == [200, 200, 429, 200]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("digits", [20, 4300])
+async def test_a_number_of_tokens_without_end_never_fits(digits: int) -> None:
+    """However long it is to write: no fault of the gateway."""
+    async with Fake(healthy) as fake, House(limited(fake.url), [fake]) as house:
+        head, _, body = chat(BEARER, max_tokens=123456).partition(b"\r\n\r\n")
+        longer = b"content-length: %d" % (len(body) - 6 + digits)
+        head = re.sub(rb"content-length: \d+", longer, head, flags=re.IGNORECASE)
+        response = await house.ask(head + b"\r\n\r\n" + body.replace(b"123456", b"9" * digits))
+        assert (response.status, response.header("x-headrace-reason")) == (429, "request_exceeds_limit")

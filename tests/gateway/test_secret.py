@@ -188,3 +188,22 @@ def test_secrets_compare_by_value_and_reference() -> None:
     assert Secret("a", "env:A") != Secret("b", "env:A")
     assert Secret("a", "env:A") != Secret("a", "env:B")
     assert Secret("a", "env:A") != "a"
+
+
+@pytest.mark.parametrize("token", ["hunter2-pässword", "hunter2 ", " hunter2"])
+def test_an_admin_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    """It would open nothing, to nobody."""
+    with pytest.raises(ConfigError) as caught:
+        parse(BASE % "env:K" + "server: {admin_token: env:T}", environ={"K": "k", "T": token})
+    assert "server.admin_token: no header can carry it" in str(caught.value)
+    assert MARK not in str(caught.value)
+
+
+def test_a_file_that_is_gone_when_it_is_opened_is_a_problem_like_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there a moment ago, or is readable by its mode only: file servers have rules of their own."""
+    monkeypatch.setattr("gateway.secret._readable", lambda path: True)
+    with pytest.raises(ConfigError) as caught:
+        parse(BASE % "file:gone", folder=tmp_path)
+    assert "api_key: file:gone is not a file that can be read" in str(caught.value)

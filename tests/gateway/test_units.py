@@ -57,7 +57,11 @@ REFUSED: list[tuple[Callable[[object], Any], list[str], str]] = [
     (units.share, ["10"], units.A_SHARE + "; did you mean 10%?"),
     (units.number, ["", "-1", "nan", "inf", "1e999", "two"], units.A_NUMBER),
     (units.flag, ["", "yes", "on", "1"], "true or false was expected"),
-    (units.instant, ["", "soon", "2027-13-01", "31.01.2027"], units.AN_INSTANT),
+    (
+        units.instant,
+        ["", "soon", "2027-13-01", "31.01.2027", "9999-12-31T23:59:59-01:00", "0001-01-01T00:00+01:00"],
+        units.AN_INSTANT,
+    ),
 ]
 
 

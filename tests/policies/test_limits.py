@@ -161,6 +161,23 @@ def test_requests_at_once_never_pass_their_number(steps: list[bool], most_at_onc
         assert book.standing(0, 0).used == running
 
 
+@given(limits(), st.integers(1, 99), STEPS)
+def test_who_waits_as_long_as_told_by_a_share_is_let_through_and_no_earlier(
+    limit: Limit, share: int, steps: list[tuple[int, int]]
+) -> None:
+    """A replica that is alone with its part of the limit tells the truth of it, too."""
+    tally, now = Tally(limit), 1_000_000
+    for pause, units in steps:
+        now, cost = now + pause, limit.cost(units)
+        no = tally.denies(cost, now, share)
+        if no is not None and no.wait_us is not None:
+            assert tally.denies(cost, now + no.wait_us - 1, share) is not None
+            now += no.wait_us
+            assert tally.denies(cost, now, share) is None
+        if no is None or no.wait_us is not None:
+            tally.add(cost * share, now)
+
+
 @given(limits(), st.integers(1, 9), STEPS)
 def test_shares_add_up_to_the_limit(limit: Limit, share: int, steps: list[tuple[int, int]]) -> None:
     """Replicas that do not know of each other let through the limit together, and at most one request more each."""
