@@ -117,7 +117,7 @@ def judge_growth(judgement: Judgement, sizes: list[Size], limit: float, seconds:
 async def soak(seconds: float, seed: int, rate: float) -> Judgement:
     """A steady load. Nothing may have grown between a quarter of the time and its end."""
     with tempfile.TemporaryDirectory() as folder:
-        async with stage(Path(folder)) as here:
+        async with stage(Path(folder)) as here, Lag() as lag:
             await surge(here, seed)
             crowd = Crowd(here.api_port, rate, Random(seed), KEY)
             sizes, left, shares = [], [], []
@@ -134,7 +134,10 @@ async def soak(seconds: float, seed: int, rate: float) -> Judgement:
     judgement = Judgement(f"soak, {seconds:g} s, seed {seed}")
     judgement.tell("requests", crowd.sent)
     judgement.tell("share of a core that it had, quarter by quarter", ", ".join(f"{share:.0%}" for share in shares))
-    judgement.none("failed", ["one that did not leave"] * crowd.failed)
+    busy = crowd.failed.pop("503 gateway_busy", 0) if lag.p99() > SLOW_MS else 0
+    judgement.tell("this machine: timers late by p99 (ms)", round(lag.p99(), 1))
+    judgement.tell("refused since this machine starved the gateway", busy)
+    judgement.none("failed", [*crowd.failed.elements()])
     judgement.none("left behind when nobody asked any more", left)
     judge_growth(judgement, sizes, GROWN["soak"], seconds)
     judgement.none("invariants that did not hold", [*here.lies, *crowd.lies, *tracebacks(log)])

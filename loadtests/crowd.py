@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -48,7 +49,7 @@ class Crowd:
     leave: float = 0.02
     told: list[Told] = field(default_factory=list)
     sent: int = 0
-    failed: int = 0
+    failed: Counter[str] = field(default_factory=Counter)  # how
     lies: list[str] = field(default_factory=list)
     going: set[asyncio.Task[None]] = field(default_factory=set)
     ids: Iterator[int] = field(default_factory=count)
@@ -67,7 +68,9 @@ class Crowd:
     def count(self) -> None:
         """Keep the sums only: a long run would remember every client."""
         self.sent += len(self.told)
-        self.failed += sum(1 for each in self.told if not (each.left or each.whole))
+        self.failed += Counter(
+            f"{each.status} {each.reason or each.code}" for each in self.told if not (each.left or each.whole)
+        )
         self.lies += [each.lie for each in self.told if each.lie]
         self.told.clear()
 
