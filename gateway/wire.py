@@ -57,6 +57,7 @@ PRIVILEGED = frozenset(
         "session_params",
     )
 )
+OURS = PRIVILEGED | {"model"}  # what must mean the same to us and to an engine
 # What engines make the prompt of, roughly in their order: what comes first is what requests share.
 PROMPT = ("tools", "system", "instructions", "messages", "prompt", "input", "query", "documents", "content")
 TRUTHS = frozenset((b"true", b"1", b"yes", b"on", b"t", b"y"))  # what pydantic takes for true in a form
@@ -88,6 +89,7 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
     except envelope.BadBody as error:
         raise Refused(INVALID_BODY, str(error)) from None
     members = sent.members
+    _check_case(members)
     asked = _string(members, "model")
     model = _find(endpoint, asked, catalog, tenant)
     stream = _flag(members, "stream")
@@ -113,6 +115,16 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
         max_tokens=_output_limit(members),
     )
     return call if model.canary is None else _assigned(call, model.canary, tenant, members)
+
+
+def _check_case(members: Mapping[str, msgspec.Raw]) -> None:
+    """Go's decoder, and so Ollama, takes `Model` for `model`: it would serve another one than the tenant may use."""
+    names = "".join(members)
+    if names.isascii() and names.islower():  # as nearly all are
+        return
+    for name in members:
+        if name not in OURS and (right := name.casefold()) in OURS:
+            raise Refused(INVALID_BODY, f"The key {name!r} must be written {right!r}.", param=right)
 
 
 def _assigned(call: Call, canary: Canary, tenant: Tenant, members: Mapping[str, msgspec.Raw]) -> Call:

@@ -107,6 +107,16 @@ def test_what_cannot_be_asked(body: bytes, expected: tuple[int, str, str | None]
     assert refused(body) == expected
 
 
+@pytest.mark.parametrize("name", ["Model", "MODEL", "mODEL", "Cache_Salt", "cache_\u017falt", "\u212av_transfer_params"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_key_that_some_engines_take_for_another_is_refused(name: str, first: bool) -> None:
+    """Go's decoder ignores case, as Unicode folds it: the engine would read a model that the gateway never saw."""
+    right = name.casefold()
+    body = {name: "named", "model": "plain"} if first else {"model": "plain", name: "named"}
+    assert refused(body) == refused({name: "named"}) == (400, "invalid_body", right)
+    assert asked({"model": "plain", "Modell": 1, "x": {name: 1}}).model == "plain"
+
+
 def test_more_keys_than_anybody_needs() -> None:
     """The number of top-level keys has a limit."""
     keys = {f"k{number}": 1 for number in range(MAX_MEMBERS - 1)}
