@@ -192,7 +192,7 @@ def _usage_asked(members: Mapping[str, msgspec.Raw]) -> bytes | None:
         options = _members(sent)
     except msgspec.DecodeError:
         return None
-    if options.get("include_usage") == TRUE:
+    if options.get("include_usage", NULL) not in (FALSE, NULL):
         return None
     return _write(options | {"include_usage": True})
 

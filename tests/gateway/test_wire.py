@@ -154,6 +154,14 @@ def test_streams_are_made_to_report_usage(options: Any, expected: Any) -> None:
     assert call.strip_usage == (options != ASKED)
 
 
+@pytest.mark.parametrize("value", ["true", 1, "yes", 1.0, "no", [], "\ud800"])
+def test_a_wish_for_usage_in_words_of_its_own_is_left_alone(value: object) -> None:
+    """Pydantic takes many things for true: the chunk that the client asked for so must not be taken out."""
+    body = {"model": "plain", "stream": True, "stream_options": {"include_usage": value}}
+    call = asked(body)
+    assert (json.loads(sent(call)), call.strip_usage) == (body, False)
+
+
 @pytest.mark.parametrize(
     ("body", "endpoint"),
     [
