@@ -170,7 +170,9 @@ def _at(value: object, *path: str) -> object:
 
 def _word(value: object, key: str) -> str | None:
     word = _at(value, key)
-    return word[:WORD_CHARS] if isinstance(word, str) and word else None
+    if not isinstance(word, str) or not word:
+        return None
+    return word[:WORD_CHARS].encode("utf-8", "replace").decode()  # half a surrogate pair cannot be passed on
 
 
 def _last_word(pattern: re.Pattern[bytes], *pieces: bytes) -> str | None:

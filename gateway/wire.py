@@ -61,6 +61,7 @@ OURS = PRIVILEGED | {"model"}  # what must mean the same to us and to an engine
 # What engines make the prompt of, roughly in their order: what comes first is what requests share.
 PROMPT = ("tools", "system", "instructions", "messages", "prompt", "input", "query", "documents", "content")
 TRUTHS = frozenset((b"true", b"1", b"yes", b"on", b"t", b"y"))  # what pydantic takes for true in a form
+MOST_TOKENS = 2**48  # a larger number means no more, and not every reader of ours could hold it
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -220,7 +221,7 @@ def _flag(members: Mapping[str, msgspec.Raw], name: str) -> bool:
 def _count(raw: msgspec.Raw) -> int | None:
     """None where the engine had better judge: null, negative, or not a whole number."""
     try:
-        return max(0, _whole(raw))
+        return min(max(0, _whole(raw)), MOST_TOKENS)
     except msgspec.DecodeError:
         return None
 
