@@ -133,7 +133,7 @@ async def test_b022_an_error_event_reaches_the_client_and_is_counted(gateway: Ga
 
 
 async def test_a_long_error_as_the_first_event_is_told_whole(gateway: GatewayProcess, a: Fake) -> None:
-    """Engines quote the prompt when they refuse it: the client gets that refusal and its status, nobody else is asked."""
+    """Engines quote the prompt that they refuse: the client gets that refusal and status, and nobody else is asked."""
     message = "too long: " + "x" * 10_000
     body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
     a.script = streaming(b"data: " + json.dumps(body).encode() + b"\n\n", DONE)
