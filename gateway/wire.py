@@ -9,7 +9,7 @@ import msgspec
 from gateway import envelope, multipart
 from gateway.catalog import Canary, Catalog, Model, Tenant
 from gateway.envelope import Envelope, Piece
-from gateway.errors import INVALID_BODY, MODEL_NOT_FOUND, REQUEST_TOO_LARGE, Refused
+from gateway.errors import INVALID_BODY, INVALID_REQUEST, MODEL_NOT_FOUND, REQUEST_TOO_LARGE, Refused
 from gateway.exchange import Call, Dialect, Endpoint
 
 ENDPOINTS = {
@@ -18,7 +18,8 @@ ENDPOINTS = {
         Endpoint("/v1/chat/completions", Dialect.CHAT, generates=True),
         Endpoint("/v1/completions", Dialect.COMPLETIONS, generates=True),
         Endpoint("/v1/responses", Dialect.RESPONSES, generates=True),
-        Endpoint("/v1/messages", Dialect.MESSAGES, generates=True),
+        # vLLM and SGLang make a chat of it, and drop the salt on the way.
+        Endpoint("/v1/messages", Dialect.MESSAGES, generates=True, salts=False),
         Endpoint("/v1/messages/count_tokens", Dialect.MESSAGES),
         Endpoint("/v1/embeddings"),
         Endpoint("/v1/rerank"),
@@ -172,6 +173,9 @@ def _find(endpoint: Endpoint, asked: str | None, catalog: Catalog, tenant: Tenan
         raise Refused(INVALID_BODY, "The model must not be empty.", param="model")
     model = catalog.default(tenant) if asked is None else catalog.find(tenant, asked)
     if model is not None:
+        if not endpoint.salts and not tenant.apart.isdisjoint(model.pools):
+            message = f"{endpoint.path} cannot keep this tenant's prompts apart: ask /v1/chat/completions."
+            raise Refused(INVALID_REQUEST, message)
         return model
     if asked is None:
         raise Refused(INVALID_BODY, f"You must provide a model parameter to {endpoint.path}.", param="model")

@@ -142,6 +142,15 @@ def test_the_salt_is_ours() -> None:
     assert sent(asked(b'{"model":"salted"}', EMBEDDINGS)) == b'{"model":"salted"}'
 
 
+@pytest.mark.parametrize("pool", ["old", "spare", "new"])
+def test_who_must_be_kept_apart_is_refused_where_engines_drop_the_salt(pool: str) -> None:
+    """vLLM and SGLang know no salt in a message: what one tenant asks there, another could find in the cache."""
+    strict = Tenant("t", salt="SALT", apart=frozenset([pool]))
+    assert refused({"model": "split"}, MESSAGES, tenant=strict) == (400, "invalid_request", None)
+    assert asked({"model": "split"}, CHAT, tenant=strict).pool in ("old", "new")
+    assert asked({"model": "plain"}, MESSAGES, tenant=strict).pool == "p"
+
+
 ASKED = {"include_usage": True}
 
 
