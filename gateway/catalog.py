@@ -19,7 +19,8 @@ class Tenant:
     first being its default. Tenants of one `trust_group` share cached prefixes; `salt` is what engines get to keep the
     group's apart, empty where there is nobody to keep apart from. An `operator` sees where its requests went;
     the prompts of one with `content` stand in traces. `residency` are the regions whose backends may see its prompts;
-    empty: any backend may. It may have so many `connections` open at once; None: any number."""
+    empty: any backend may. It may have so many `connections` open at once; None: any number. `apart` are the pools that
+    it shares with other groups though nothing of its may be cached where they could notice."""
 
     name: str
     models: tuple[str, ...] = (ANY,)
@@ -31,6 +32,7 @@ class Tenant:
     residency: tuple[str, ...] = ()
     content: bool = False
     connections: int | None = None
+    apart: frozenset[str] = frozenset()
 
     def may_use(self, model: str) -> bool:
         """Whether a name is one that the tenant's `models` mean. A name with `[` or `*` in it means itself, too."""
@@ -80,6 +82,12 @@ class Model:
     fallback: tuple[str, ...] = ()
     canary: Canary | None = None
     shadow: Shadow | None = None
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """All that a request for it may get to."""
+        more = [each.pool for each in (self.canary, self.shadow) if each is not None and each.pool]
+        return (self.pool, *self.fallback, *more)
 
     @property
     def label(self) -> str:

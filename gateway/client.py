@@ -45,7 +45,6 @@ NOT_FORWARDED = HOP_BY_HOP | frozenset(
         b"priority",
         b"x-api-key",
         b"x-custom-labels",
-        b"x-data-parallel-rank",
         b"x-goog-api-key",
         b"x-priority",
         b"x-real-ip",
@@ -60,6 +59,12 @@ NOT_FORWARDED_PREFIXES = (
     b"x-envoy-",
     b"x-llm-d-",
     b"x-smg-",
+    b"x-dynamo-",
+    # Whom an engine's sidecar (llm-d's) is to connect to, prompt and all.
+    b"x-data-parallel-",
+    b"x-encoder-host",
+    b"x-kv-cache-source-",
+    b"x-prefiller-",
 )
 PATIENCE = (b"x-headrace-deadline", b"x-stainless-read-timeout", b"x-stainless-timeout")
 TRACE_CONTEXT = (b"traceparent", b"tracestate")

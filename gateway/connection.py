@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from gateway.answers import openai_error
 from gateway.errors import HEADERS_TOO_LARGE, INVALID_REQUEST, REQUEST_TIMEOUT, Refusal
 from gateway.exchange import Endpoint
+from gateway.reply import CLIENT_STALL_S
 from gateway.turn import HIGH_WATER, Turn
 
 # An unread request body is thrown away, so that its sender sees the refusal and no reset: while it comes, and this long
@@ -67,6 +68,7 @@ class Connection(HttpToolsProtocol):
         self._idle_bytes = 0  # since a request began or its body grew: of a head, of trailers, of chunk extensions
         self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
         self._lingering = False
         self._still_sending = False
 
@@ -80,6 +82,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._stop_drain_timer()
         if self.on_closed is not None:
             self.on_closed()
         turn, self._turn = self._turn, None
@@ -228,9 +231,23 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         unread = not self.pipeline and self.cycle.more_body
         self._turn = None
+        self._watch_drain()
         super().on_response_complete()
         if unread and not self.transport.is_closing():
             self.linger()
+
+    def _watch_drain(self) -> None:
+        """An answer is over here, but its client may never take the rest: closing would wait for that without end."""
+        self._stop_drain_timer()
+        if left := self.transport.get_write_buffer_size():
+            self._drain_timer = self.loop.call_later(CLIENT_STALL_S, self._end_drain, left)
+
+    def _end_drain(self, left: int) -> None:
+        waits = self._turn is None or self._turn.task is None  # nothing was begun after it
+        if waits and self.transport.get_write_buffer_size() >= left:
+            self.transport.abort()
+        else:
+            self._watch_drain()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -271,6 +288,11 @@ class Connection(HttpToolsProtocol):
             self._refuse(REQUEST_TIMEOUT, f"The request head was not complete after {self._limits.seconds:g} s.")
         else:
             self.transport.close()
+
+    def _stop_drain_timer(self) -> None:
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

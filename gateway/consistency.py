@@ -224,6 +224,15 @@ def _shared_pools(config: Config) -> Iterator[Finding]:
             yield from _mixed(config, pool, names)
 
 
+def groups(config: Config) -> dict[str, set[str]]:
+    """The trust groups whose tenants may use each pool."""
+    found: dict[str, set[str]] = {}
+    for name, tenant in config.tenants.items():
+        for pool in _pools_of(config, tenant):
+            found.setdefault(pool, set()).add(tenant.trust_group or name)
+    return found
+
+
 def _mixed(config: Config, pool: str, names: list[str]) -> Iterator[Finding]:
     """The tenants that require isolation on a pool that has none and also serves another trust group."""
     groups: dict[str, str] = {}

@@ -30,6 +30,7 @@ FINAL = frozenset(
         "image_edit.completed",
     )
 )
+MAX_CHOICES = 1024  # that are kept track of, a bit for each
 WORD_CHARS = 64  # of a finish reason: engines use at most 30, and it ends up in logs
 
 TYPE_FIRST = re.compile(rb'\s*\{\s*"type"\s*:\s*"([^"\\]{1,64})"')
@@ -49,6 +50,8 @@ class Event(msgspec.Struct, gc=False):
     content: bool = False  # it brings something that the model generated
     text: str = ""  # a string of that content
     finish: str | None = None
+    begun: int = 0  # the choices in it, a bit for each
+    over: int = 0  # those of them that have a finish reason
     counts: Counts | None = None
     surplus: bool = False  # the chunk that `include_usage` adds: no choices, only usage
     error: bool = False
@@ -108,6 +111,7 @@ def glimpse(name: bytes, head: bytes, tail: bytes) -> Event:
         event.finish = _last_word(INCOMPLETE, head, tail) or kind.rpartition(".")[2]
     elif event.content or kind == "message_delta":
         event.finish = _last_word(FINISH, tail)
+    event.over = 0 if event.finish is None else -1  # of whichever choice it is
     if number := _last_word(NUMBER, head, tail):
         event.number = int(number)
     return event
@@ -166,7 +170,9 @@ def _at(value: object, *path: str) -> object:
 
 def _word(value: object, key: str) -> str | None:
     word = _at(value, key)
-    return word[:WORD_CHARS] if isinstance(word, str) and word else None
+    if not isinstance(word, str) or not word:
+        return None
+    return word[:WORD_CHARS].encode("utf-8", "replace").decode()  # half a surrogate pair cannot be passed on
 
 
 def _last_word(pattern: re.Pattern[bytes], *pieces: bytes) -> str | None:
@@ -182,7 +188,11 @@ def _outcome(response: object) -> str | None:
 def _read_choice(event: Event, choice: object) -> None:
     if not isinstance(choice, dict):
         return
+    index = choice.get("index", 0)
+    place = 1 << index if isinstance(index, int) and 0 <= index < MAX_CHOICES else 0
+    event.begun |= place
     if choice.get("finish_reason"):
+        event.over |= place
         event.finish = _word(choice, "finish_reason") or event.finish
     if text := choice.get("text"):
         _take(event, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from gateway import schema
+from gateway import consistency, schema
 from gateway.auth import Key, KeyRing
 from gateway.catalog import ANY, Canary, Catalog, Model, Shadow, Tenant, label
 from gateway.generation import Generation
@@ -77,6 +77,7 @@ def key_ring(settings: schema.Config, wall_clock: Clock, used: dict[bytes, float
 
 def _keys(settings: schema.Config) -> Iterable[Key]:
     secret = _secret(settings)
+    shared = [pool for pool, groups in consistency.groups(settings).items() if len(groups) > 1]
     for name, told in settings.tenants.items():
         group = told.trust_group or name
         tenant = Tenant(
@@ -90,6 +91,7 @@ def _keys(settings: schema.Config) -> Iterable[Key]:
             residency=tuple(told.residency),
             content=told.content,
             connections=told.limits.connections,
+            apart=frozenset(shared if told.isolation else ()),
         )
         for number, key in enumerate(told.keys, 1):
             expires = key.expires.timestamp() if key.expires else None

@@ -32,11 +32,13 @@ class Dialect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An inference path. `generates` is True where the answer is made of tokens."""
+    """An inference path. `generates` is True where the answer is made of tokens, `salts` where engines that can keep
+    caches apart by a salt do so."""
 
     path: str
     dialect: Dialect = Dialect.OTHER
     generates: bool = False
+    salts: bool = True
 
     @property
     def target(self) -> bytes:

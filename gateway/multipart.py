@@ -48,9 +48,9 @@ def boundary(content_type: bytes) -> bytes:
 def parts(body: bytes, mark: bytes) -> list[Part]:
     """All parts in order. Raises BadForm for a form that is cut, malformed or has more than MAX_PARTS parts."""
     delimiter = b"--" + mark
-    position = 0 if body.startswith(delimiter) else body.find(b"\r\n" + delimiter) + 2
-    if position == 1:
-        raise BadForm("The form does not contain the boundary that its content type names.")
+    position = 2 if body.startswith(b"\r\n") else 0
+    if not body.startswith(delimiter, position):  # what may stand before it is all that a reader of JSON reads
+        raise BadForm("The form does not begin with the boundary that its content type names.")
     found: list[Part] = []
     while True:
         first = position

@@ -22,7 +22,7 @@ ERROR_BYTES = 4 * 1024  # kept of an error event
 class StreamEnding(StrEnum):
     """How an answer ended, as far as its bytes tell."""
 
-    COMPLETE = "complete"  # a finish reason was seen, and no error
+    COMPLETE = "complete"  # a finish reason was seen, of every choice if it broke off, and no error
     ERROR = "error"
     TRUNCATED = "truncated"
     EMPTY = "empty"  # not one event
@@ -48,6 +48,7 @@ class Reading:
         self.tokens = 0
         self.gap_counts = [0] * (len(GAP_BOUNDS_S) + 1)
         self.finish: str | None = None
+        self._begun = self._over = 0  # choices, a bit for each
         self.error: bytes | None = None
         self.done = False
         self.parse_errors = 0
@@ -78,7 +79,7 @@ class Reading:
     def ending(self) -> StreamEnding:
         if self.error is not None:
             return StreamEnding.ERROR
-        if self.finish is not None:
+        if self.finish is not None and (self.done or not self._begun & ~self._over):
             return StreamEnding.COMPLETE
         if self.events == 0:
             return StreamEnding.EMPTY
@@ -96,6 +97,8 @@ class Reading:
         self.parse_errors += event.broken
         self.done = self.done or event.done
         self.finish = event.finish or self.finish
+        self._begun |= event.begun
+        self._over |= event.over
         if event.counts is not None:
             self._counts = event.counts.over(self._counts)
             if event.counts.output is not None:

@@ -12,7 +12,7 @@ from gateway.exchange import REJECTED, Attempt, Dialect, Exchange, Header
 from gateway.http1 import HOP_BY_HOP, Answer, nominated
 from gateway.reading import BodyMeter, StreamEnding
 from gateway.reply import Clock, Reply
-from gateway.sse import Meter, Sniff, sniff
+from gateway.sse import Meter, Sniff, first_event, sniff
 from gateway.turn import Turn
 
 HOLD = 64 * 1024  # a JSON answer up to this size is committed only when it is whole, so that a break can be a status
@@ -168,9 +168,7 @@ class Relay:
 
     def _failed_at_once(self, began: bytes) -> UpstreamFailed:
         """What can still be told by a status is: the engine's own where it blames the request, else 502."""
-        meter = Meter(self._dialect)
-        meter.feed(began, self._clock())
-        body = meter.error or b""
+        _, body = first_event(began) or (b"", b"")
         code = answers.error_code(body)
         status = code if 400 <= code < 500 else 502
         shaped = answers.normalised(body, b"application/json", status, self._dialect, self._exchange.request_id)

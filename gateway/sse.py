@@ -41,13 +41,19 @@ class Sniff(Enum):
     ERROR = "error"
 
 
-def sniff(data: bytes) -> Sniff:
-    """Whether a stream that begins with `data` begins with an error: an engine that died answers 200, then says so."""
+def first_event(data: bytes) -> tuple[bytes, bytes] | None:
+    """The name and the data of the first event of a stream; None while it is not whole."""
     start = skip_line_ends(data, 0)
     end = event_end(data, start)
-    if end < 0:
+    return None if end < 0 else fields(data[start:end])
+
+
+def sniff(data: bytes) -> Sniff:
+    """Whether a stream that begins with `data` begins with an error: an engine that died answers 200, then says so."""
+    first = first_event(data)
+    if first is None:
         return Sniff.FINE if len(data) > SNIFF_BYTES else Sniff.PENDING
-    name, payload = fields(data[start:end])
+    name, payload = first
     return Sniff.ERROR if payload and read(name, payload).error else Sniff.FINE
 
 

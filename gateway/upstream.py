@@ -17,6 +17,7 @@ from gateway.metrics import Family, Gauge
 from gateway.reply import Clock, Reply
 
 SWEEP_S = 0.25
+STALE_S = 1.0  # a connection that was closed while it was idle says so within a round trip
 LAG_S = 0.05  # a sweep that comes later than that tells of a busy event loop
 
 
@@ -133,6 +134,10 @@ class Upstream:
             self._connecting.discard(connecting)
         return link
 
+    def was_stale(self, attempt: Attempt) -> bool:
+        """Whether a link that broke now was dead before the attempt was sent; later the backend may have run it."""
+        return self._clock() - attempt.connected_at < STALE_S
+
     def begin(self, link: Link, backend: Backend, call: Call) -> Reply:
         """The answer that is expected on a link."""
         reply = Reply(link, backend.timeouts, stream=call.stream, clock=self._clock)
@@ -197,8 +202,9 @@ class Opening:
         if link is not None:
             try:
                 return await self._try(link, head)
-            except Unanswered:
-                pass  # it had been closed while it was idle: sending again duplicates nothing
+            except Unanswered:  # it had been closed while it was idle: sending again duplicates nothing
+                if not self._upstream.was_stale(attempt):
+                    raise
         return await self._try(await self._upstream.connect(backend), head)
 
     async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:

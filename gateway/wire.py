@@ -9,7 +9,7 @@ import msgspec
 from gateway import envelope, multipart
 from gateway.catalog import Canary, Catalog, Model, Tenant
 from gateway.envelope import Envelope, Piece
-from gateway.errors import INVALID_BODY, MODEL_NOT_FOUND, REQUEST_TOO_LARGE, Refused
+from gateway.errors import INVALID_BODY, INVALID_REQUEST, MODEL_NOT_FOUND, REQUEST_TOO_LARGE, Refused
 from gateway.exchange import Call, Dialect, Endpoint
 
 ENDPOINTS = {
@@ -18,7 +18,8 @@ ENDPOINTS = {
         Endpoint("/v1/chat/completions", Dialect.CHAT, generates=True),
         Endpoint("/v1/completions", Dialect.COMPLETIONS, generates=True),
         Endpoint("/v1/responses", Dialect.RESPONSES, generates=True),
-        Endpoint("/v1/messages", Dialect.MESSAGES, generates=True),
+        # vLLM and SGLang make a chat of it, and drop the salt on the way.
+        Endpoint("/v1/messages", Dialect.MESSAGES, generates=True, salts=False),
         Endpoint("/v1/messages/count_tokens", Dialect.MESSAGES),
         Endpoint("/v1/embeddings"),
         Endpoint("/v1/rerank"),
@@ -57,6 +58,7 @@ PRIVILEGED = frozenset(
         "session_params",
     )
 )
+OURS = PRIVILEGED | {"model"}  # what must mean the same to us and to an engine
 # What engines make the prompt of, roughly in their order: what comes first is what requests share.
 PROMPT = ("tools", "system", "instructions", "messages", "prompt", "input", "query", "documents", "content")
 TRUTHS = frozenset((b"true", b"1", b"yes", b"on", b"t", b"y"))  # what pydantic takes for true in a form
@@ -89,6 +91,7 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
     except envelope.BadBody as error:
         raise Refused(INVALID_BODY, str(error)) from None
     members = sent.members
+    _check_case(members)
     asked = _string(members, "model")
     model = _find(endpoint, asked, catalog, tenant)
     stream = _flag(members, "stream")
@@ -114,6 +117,16 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
         max_tokens=_output_limit(members),
     )
     return call if model.canary is None else _assigned(call, model.canary, tenant, members)
+
+
+def _check_case(members: Mapping[str, msgspec.Raw]) -> None:
+    """Go's decoder, and so Ollama, takes `Model` for `model`: it would serve another one than the tenant may use."""
+    names = "".join(members)
+    if names.isascii() and names.islower():  # as nearly all are
+        return
+    for name in members:
+        if name not in OURS and (right := name.casefold()) in OURS:
+            raise Refused(INVALID_BODY, f"The key {name!r} must be written {right!r}.", param=right)
 
 
 def _assigned(call: Call, canary: Canary, tenant: Tenant, members: Mapping[str, msgspec.Raw]) -> Call:
@@ -160,6 +173,9 @@ def _find(endpoint: Endpoint, asked: str | None, catalog: Catalog, tenant: Tenan
         raise Refused(INVALID_BODY, "The model must not be empty.", param="model")
     model = catalog.default(tenant) if asked is None else catalog.find(tenant, asked)
     if model is not None:
+        if not endpoint.salts and not tenant.apart.isdisjoint(model.pools):
+            message = f"{endpoint.path} cannot keep this tenant's prompts apart: ask /v1/chat/completions."
+            raise Refused(INVALID_REQUEST, message)
         return model
     if asked is None:
         raise Refused(INVALID_BODY, f"You must provide a model parameter to {endpoint.path}.", param="model")
@@ -181,7 +197,7 @@ def _usage_asked(members: Mapping[str, msgspec.Raw]) -> bytes | None:
         options = _members(sent)
     except msgspec.DecodeError:
         return None
-    if options.get("include_usage") == TRUE:
+    if options.get("include_usage", NULL) not in (FALSE, NULL):
         return None
     return _write(options | {"include_usage": True})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -128,6 +129,17 @@ async def test_b022_an_error_event_reaches_the_client_and_is_counted(gateway: Ga
     assert await gateway.outcomes() == {"upstream_error": 1}
     assert await gateway.metric("headrace_tokens_total", direction="output") == 2
     assert await gateway.metric("headrace_upstream_failures_total", reason="upstream_error") == 1
+    await gateway.settled([a])
+
+
+async def test_a_long_error_as_the_first_event_is_told_whole(gateway: GatewayProcess, a: Fake) -> None:
+    """Engines quote the prompt that they refuse: the client gets that refusal and status, and nobody else is asked."""
+    message = "too long: " + "x" * 10_000
+    body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
+    a.script = streaming(b"data: " + json.dumps(body).encode() + b"\n\n", DONE)
+    response = await ask(gateway.port, chat(stream=True))
+    assert (response.status, response.error()["message"]) == (400, message)
+    assert a.hits == 1
     await gateway.settled([a])
 
 

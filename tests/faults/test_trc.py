@@ -261,6 +261,26 @@ async def test_a_collector_that_fails_costs_nothing_but_its_traces(tmp_path: Pat
         await gateway.settled([a], sent=21)
 
 
+async def test_no_number_or_word_ends_the_traces(tmp_path: Path) -> None:
+    """A limit of 4,000 digits from a client, half a character as the finish reason of a backend: every request is seen
+    by the collector, and so are those that follow."""
+    odd = event(finish="odd").replace(b'"odd"', b'"\\ud83d"')
+
+    async def script(connection: FakeConnection) -> None:
+        while True:
+            await connection.request()
+            await connection.stream_head()
+            for each in (event("t"), odd, DONE):
+                await connection.chunk(each)
+            await connection.last_chunk()
+
+    async with Sink() as sink, Fake(script) as a, GatewayProcess(traced(sink, a.url), tmp_path) as gateway:
+        for number, limit in enumerate((1, 10**30, 10**4000, 2), start=1):
+            assert (await ask(gateway.port, chat(stream=True, max_tokens=limit))).status == 200
+            await gateway.eventually(lambda n=number: len(sink.of_kind(SERVER)) == n, "its span is there")  # type: ignore[misc]
+        await gateway.settled([a])
+
+
 async def test_prompts_are_in_no_span_but_where_a_tenant_is_configured_so(tmp_path: Path) -> None:
     """The secret word is seen in the traces of one tenant, in its input only."""
     other = "hr-another-key"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from random import Random
 
-from gateway import assembly
+from gateway import assembly, entitled
 from gateway.config import parse
 from gateway.pool import Pool
 
@@ -23,3 +23,15 @@ def test_the_strictest_promise_of_its_models_paces_a_pool() -> None:
     pools: dict[str, Pool] = {}
     assembly.fit(pools, parse(FILE, environ={}), time.monotonic, Random(1))
     assert {name: pool.scheduler.rules.objective_s for name, pool in pools.items()} == {"p": 0.03, "q": 0.1}
+
+
+def test_who_requires_isolation_is_told_of_the_pools_that_others_use() -> None:
+    """Others are of another trust group; nobody else is kept from anything."""
+    key = "{keys: [{sha256: '%064x'}], models: [%s], isolation: %s, trust_group: %s}"
+    told = [(1, "one, three", "true", "g"), (2, "three", "false", "g"), (3, "two", "false", "h")]
+    tenants = ", ".join(f"t{number}: {key % (number, *rest)}" for number, *rest in told)
+    security = "security: {secret: env:S}"
+    file = FILE.replace("pools: {p: {", "pools: {p: {engine: vllm, ") + f"tenants: {{{tenants}}}\n{security}\n"
+    ring = entitled.key_ring(parse(file, environ={"S": "s"}), time.time, {})
+    found = {name: tenant.apart for name in ("t1", "t2", "t3") if (tenant := ring.tenant(name)) is not None}
+    assert found == {"t1": {"p"}, "t2": frozenset(), "t3": frozenset()}

@@ -215,7 +215,9 @@ OURS = [(b"accept-encoding", b"identity"), (b"x-request-id", b"req_1")]
     b"authorization x-api-key api-key x-goog-api-key cookie host content-length transfer-encoding connection te "
     b"trailer upgrade keep-alive proxy-authorization proxy-connection expect accept-encoding x-request-id forwarded "
     b"x-real-ip x-forwarded-for x-forwarded-proto x-headrace-class x-headrace-anything x-stainless-lang x-gateway-x "
-    b"x-envoy-x x-llm-d-x x-smg-x x-data-parallel-rank x-custom-labels endpoint-load-metrics-format".split(),
+    b"x-envoy-x x-llm-d-x x-smg-x x-data-parallel-rank x-custom-labels endpoint-load-metrics-format "
+    b"x-prefiller-host-port x-prefiller-url x-encoder-hosts-ports x-encoder-host-ports x-data-parallel-host-port "
+    b"x-kv-cache-source-host-port x-dynamo-request-priority".split(),
 )
 def test_headers_that_stay_here(name: bytes) -> None:
     """Credentials, framing, and what steers this gateway or another router."""

@@ -261,6 +261,32 @@ async def test_a_slow_client_pauses_what_its_answer_comes_from() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("pipelines", [True, False])
+async def test_who_never_takes_the_end_of_an_answer_is_cut_off(
+    keeps: bool, pipelines: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind an answer that closes, and with more requests that wait for room; not who has read it."""
+    monkeypatch.setattr("gateway.connection.CLIENT_STALL_S", 0.1)
+
+    async def answer(turn: Turn) -> None:
+        turn.answer(HEAD, b"x" * (HIGH_WATER + 1))
+
+    asked = request(b"x", "length", [] if keeps else [b"Connection: close"])
+    reader, wire = connect(answer), connect(answer)
+    wire.taking = False
+    reader.feed(asked)
+    wire.feed(asked * 2 if pipelines and keeps else asked)
+    await settle()
+    assert not wire.closed
+    async with asyncio.timeout(5.0):
+        while not wire.closed:
+            await asyncio.sleep(0.01)
+    assert reader.closed is not keeps
+    reader.leave()
+
+
+@pytest.mark.anyio
 async def test_a_client_that_leaves_is_told_of_at_once() -> None:
     """While its body is read and while its answer is awaited; nothing is written to it any more."""
     left: list[str] = []

@@ -131,6 +131,15 @@ def test_a_name_that_could_be_read_in_two_ways_is_refused(parameters: bytes) -> 
         parts(form((parameters, b"1")), MARK)
 
 
+@pytest.mark.parametrize("before", [b'{"model":"other"}\r\n', b"x\r\n", b"--%b\n\r\n" % MARK, b"\r\n\r\n", b" "])
+def test_nothing_may_stand_before_a_form(before: bytes) -> None:
+    """Ollama takes the JSON there for the request, whatever the content type. A line end there is some clients'."""
+    body = form((b'; name="model"', b"m"))
+    assert read(b"\r\n" + body) == read(body) == [("model", b"m")]
+    with pytest.raises(BadForm):
+        parts(before + body, MARK)
+
+
 def test_a_flood_of_parts_is_refused_as_such() -> None:
     """As many parts as are allowed pass; one more says `flood`."""
     many = [(b'; name="x"', b"")] * MAX_PARTS

@@ -424,6 +424,19 @@ def test_choices_that_take_turns_are_all_counted() -> None:
     assert (meter.tokens, meter.finish, sum(meter.gap_counts)) == (6, "length", 5)
 
 
+def test_a_stream_that_breaks_with_one_choice_of_two_is_truncated() -> None:
+    """However much the other one has; but [DONE] is the engine's word for it, and a repeated choice is over still."""
+    both = [chunk(index=0, content="a"), chunk(index=1, content="b")]
+    half = b"".join([*both, chunk("stop", 0), chunk(index=1, content="c")])
+    assert metered(half).ending is StreamEnding.TRUNCATED
+    assert metered(half + DONE).complete
+    assert metered(half + chunk("stop", 1) + chunk(index=0)).complete
+    big = frame({"choices": [{"index": 1, "delta": {"content": "x" * HOLD_BYTES}, "finish_reason": "stop"}]})
+    assert metered(half + big).complete
+    for odd in (-1, None, "1", 2**40):
+        assert metered(half.replace(b'"index": 1', b'"index": ' + json.dumps(odd).encode())).complete
+
+
 def test_state_is_visible() -> None:
     """For tests, consoles and debuggers."""
     assert repr(metered(STREAM)) == "<Meter chat [7 events, 7 tokens | complete]>"

@@ -56,7 +56,7 @@ def oracle(stream: bytes) -> dict[str, Any]:
     """What a meter should know after `stream`: `kept` goes out without surplus usage, `passed` with it."""
     got: dict[str, Any] = {"events": 0, "tokens": 0, "content": 0, "finish": None, "error": None, "done": False}
     got |= {"parse_errors": 0, "prompt": None, "output": None, "cached": None, "number": None}
-    got |= {"kept": b"", "passed": b""}
+    got |= {"kept": b"", "passed": b"", "begun": set(), "over": set()}
     found, rest = blocks(stream)
     unfinished = rest != b"" or stream.endswith(b"\n\r")  # LF may follow: the CR alone does not end the event yet
     for at, block in enumerate(found):
@@ -66,10 +66,16 @@ def oracle(stream: bytes) -> dict[str, Any]:
             errors = got["parse_errors"]
             surplus = note(got, block.name.decode(), block.data)
             torn = at == len(found) - 1 and unfinished and got["parse_errors"] > errors
-            torn = torn and (got["finish"] is None or got["error"] is not None)
+            torn = torn and not whole(got)
         got["kept"] += b"" if surplus or torn else raw
         got["passed"] += b"" if torn else raw
     return got
+
+
+def whole(got: dict[str, Any]) -> bool:
+    """Whether no choice lacks its end."""
+    every = got["done"] or got["begun"] <= got["over"]
+    return got["finish"] is not None and got["error"] is None and every
 
 
 def note(got: dict[str, Any], name: str, data: bytes) -> bool:
@@ -113,6 +119,8 @@ def note_choices(got: dict[str, Any], body: dict[str, Any]) -> bool:
         content |= any(delta.get(key) for key in ("content", "reasoning", "reasoning_content", "refusal", "tool_calls"))
         content |= bool(choice.get("text"))
         got["finish"] = choice.get("finish_reason") or got["finish"]
+        got["begun"].add(choice.get("index", 0))
+        got["over"] |= {choice.get("index", 0)} if choice.get("finish_reason") else set()
     return content
 
 
@@ -149,6 +157,7 @@ def measures(meter: Meter) -> dict[str, Any]:
         "finish": meter.finish,
         "error": meter.error,
         "done": meter.done,
+        "whole": meter.complete,
         "parse_errors": meter.parse_errors,
         "usage": meter.usage,
         "number": meter.last_sequence_number,
@@ -158,7 +167,8 @@ def measures(meter: Meter) -> dict[str, Any]:
 def expected(stream: bytes) -> dict[str, Any]:
     got = oracle(stream)
     prompt, output, cached = got.pop("prompt"), got.pop("output"), got.pop("cached")
-    del got["kept"], got["passed"]
+    got["whole"] = whole(got)
+    del got["kept"], got["passed"], got["begun"], got["over"]
     known = (prompt, output, cached) != (None, None, None)
     usage = Usage(prompt or 0, got["tokens"] if output is None else output, cached) if known else None
     return {**got, "usage": usage}

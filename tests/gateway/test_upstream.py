@@ -205,6 +205,19 @@ async def test_a_reused_connection_that_closes_without_a_byte_costs_one_more_sen
         assert (fake.accepts, fake.hits) == (2, 3)
 
 
+async def test_a_reused_connection_that_closes_later_is_not_tried_again() -> None:
+    """The backend has worked on the request, which may be what it died of: another try is for the budget to decide."""
+
+    async def worked(_: FakeConnection) -> None:
+        here.late += 2.0
+
+    async with way(fake := Fake(dying(worked))) as here:
+        await here.ask()
+        with pytest.raises(Unanswered):
+            await here.ask()
+        assert (fake.accepts, fake.hits) == (1, 2)
+
+
 async def test_several_dead_connections_cost_one_send_each_at_most() -> None:
     """The second try does not draw another dead one."""
     async with way(fake := Fake(dying(lambda connection: connection.fin()))) as here:

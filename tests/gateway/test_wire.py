@@ -107,6 +107,18 @@ def test_what_cannot_be_asked(body: bytes, expected: tuple[int, str, str | None]
     assert refused(body) == expected
 
 
+@pytest.mark.parametrize(
+    "name", ["Model", "MODEL", "mODEL", "Cache_Salt", "cache_\u017falt", "\u212av_transfer_params"]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_key_that_some_engines_take_for_another_is_refused(name: str, first: bool) -> None:
+    """Go's decoder ignores case, as Unicode folds it: the engine would read a model that the gateway never saw."""
+    right = name.casefold()
+    body = {name: "named", "model": "plain"} if first else {"model": "plain", name: "named"}
+    assert refused(body) == refused({name: "named"}) == (400, "invalid_body", right)
+    assert asked({"model": "plain", "Modell": 1, "x": {name: 1}}).model == "plain"
+
+
 def test_more_keys_than_anybody_needs() -> None:
     """The number of top-level keys has a limit."""
     keys = {f"k{number}": 1 for number in range(MAX_MEMBERS - 1)}
@@ -130,6 +142,15 @@ def test_the_salt_is_ours() -> None:
     assert sent(asked(b'{"model":"salted"}', EMBEDDINGS)) == b'{"model":"salted"}'
 
 
+@pytest.mark.parametrize("pool", ["old", "spare", "new"])
+def test_who_must_be_kept_apart_is_refused_where_engines_drop_the_salt(pool: str) -> None:
+    """vLLM and SGLang know no salt in a message: what one tenant asks there, another could find in the cache."""
+    strict = Tenant("t", salt="SALT", apart=frozenset([pool]))
+    assert refused({"model": "split"}, MESSAGES, tenant=strict) == (400, "invalid_request", None)
+    assert asked({"model": "split"}, CHAT, tenant=strict).pool in ("old", "new")
+    assert asked({"model": "plain"}, MESSAGES, tenant=strict).pool == "p"
+
+
 ASKED = {"include_usage": True}
 
 
@@ -142,6 +163,14 @@ def test_streams_are_made_to_report_usage(options: Any, expected: Any) -> None:
     call = asked({"model": "plain", "stream": True, "stream_options": options})
     assert json.loads(sent(call))["stream_options"] == expected
     assert call.strip_usage == (options != ASKED)
+
+
+@pytest.mark.parametrize("value", ["true", 1, "yes", 1.0, "no", [], "\ud800"])
+def test_a_wish_for_usage_in_words_of_its_own_is_left_alone(value: object) -> None:
+    """Pydantic takes many things for true: the chunk that the client asked for so must not be taken out."""
+    body = {"model": "plain", "stream": True, "stream_options": {"include_usage": value}}
+    call = asked(body)
+    assert (json.loads(sent(call)), call.strip_usage) == (body, False)
 
 
 @pytest.mark.parametrize(
