@@ -70,8 +70,9 @@ class Shadow:
 class Model:
     """A name that clients use. `upstream_name` is what the backends call it; None forwards the client's word.
     `counts_usage`: whether the backends understand `stream_options.include_usage`; `takes_salt`: whether they keep
-    caches apart by `cache_salt`. `fallback`: the pools to ask when its own cannot serve it; `canary`: what gets a part
-    of its requests; `shadow`: what gets copies of some."""
+    caches apart by `cache_salt`; `ignores_case`: whether any of them may take `Model` for `model`. `fallback`: the
+    pools to ask when its own cannot serve it; `canary`: what gets a part of its requests; `shadow`: what gets copies
+    of some."""
 
     name: str
     pool: str
@@ -79,6 +80,7 @@ class Model:
     aliases: tuple[str, ...] = ()
     counts_usage: bool = True
     takes_salt: bool = False
+    ignores_case: bool = False
     fallback: tuple[str, ...] = ()
     canary: Canary | None = None
     shadow: Shadow | None = None

@@ -292,7 +292,6 @@ class Connection(HttpToolsProtocol):
     def _stop_drain_timer(self) -> None:
         if self._drain_timer is not None:
             self._drain_timer.cancel()
-            self._drain_timer = None
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

@@ -39,6 +39,7 @@ def catalog(settings: schema.Config, created: int) -> Catalog:
                 model.upstream_name or (None if name == ANY else name),
                 tuple(model.aliases),
                 takes_salt=settings.pools[model.pool].isolates,
+                ignores_case=any(settings.pools[pool].engine.ignores_case for pool in model.pools),
                 fallback=tuple(model.fallback),
                 canary=_canary(settings, name, model),
                 shadow=_shadow(model),

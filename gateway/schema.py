@@ -89,6 +89,11 @@ class Engine(StrEnum):
         """Whether a salt in the request keeps one tenant's cached prefixes from another."""
         return self in (Engine.VLLM, Engine.SGLANG, Engine.TRTLLM)
 
+    @property
+    def ignores_case(self) -> bool:
+        """Whether keys may mean the same in any case: they do to Go's JSON decoder, and so to Ollama."""
+        return self in (Engine.OLLAMA, Engine.OPENAI)
+
 
 class Backend(Section):
     """One engine."""

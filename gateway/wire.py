@@ -91,9 +91,10 @@ def parse(endpoint: Endpoint, content_type: bytes, body: bytes, catalog: Catalog
     except envelope.BadBody as error:
         raise Refused(INVALID_BODY, str(error)) from None
     members = sent.members
-    _check_case(members)
     asked = _string(members, "model")
     model = _find(endpoint, asked, catalog, tenant)
+    if model.ignores_case:
+        _check_case(members)
     stream = _flag(members, "stream")
     edits: dict[str, bytes] = {}
     if asked is not None and model.upstream_name not in (None, asked):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from random import Random
 
+import pytest
+
 from gateway import assembly, entitled
+from gateway.catalog import Tenant
 from gateway.config import parse
 from gateway.pool import Pool
 
@@ -23,6 +26,22 @@ def test_the_strictest_promise_of_its_models_paces_a_pool() -> None:
     pools: dict[str, Pool] = {}
     assembly.fit(pools, parse(FILE, environ={}), time.monotonic, Random(1))
     assert {name: pool.scheduler.rules.objective_s for name, pool in pools.items()} == {"p": 0.03, "q": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "ignores"),
+    [("vllm", "sglang", False), ("vllm", "ollama", True), ("openai", "vllm", True), ("tgi", "llamacpp", False)],
+)
+def test_a_model_ignores_case_where_any_of_its_engines_may(own: str, other: str, ignores: bool) -> None:
+    """Ollama does, and nobody knows what `openai` stands for."""
+    pools = [
+        f'{name}: {{engine: {engine}, isolation: false, backends: [{{url: "http://a:{port}"}}]}}'
+        for name, engine, port in (("p", own, 1), ("q", other, 2))
+    ]
+    file = f"pools: {{{', '.join(pools)}}}\nmodels: {{one: {{pool: p, fallback: [q]}}}}\n"
+    model = entitled.catalog(parse(file, environ={}), 0).default(Tenant("t"))
+    assert model is not None
+    assert model.ignores_case is ignores
 
 
 def test_who_requires_isolation_is_told_of_the_pools_that_others_use() -> None:

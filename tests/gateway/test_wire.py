@@ -29,6 +29,7 @@ CATALOG = Catalog(
         Model("named", "q", "upstream/name", aliases=("alias",)),
         Model("salted", "s", takes_salt=True),
         Model("uncounted", "u", counts_usage=False),
+        Model("caseless", "c", ignores_case=True),
         Model(
             "split", "old", fallback=("spare",), canary=Canary("old", 0.5, b"seed", pool="new", by_conversation=True)
         ),
@@ -113,10 +114,12 @@ def test_what_cannot_be_asked(body: bytes, expected: tuple[int, str, str | None]
 @pytest.mark.parametrize("first", [True, False])
 def test_a_key_that_some_engines_take_for_another_is_refused(name: str, first: bool) -> None:
     """Go's decoder ignores case, as Unicode folds it: the engine would read a model that the gateway never saw."""
-    right = name.casefold()
-    body = {name: "named", "model": "plain"} if first else {"model": "plain", name: "named"}
-    assert refused(body) == refused({name: "named"}) == (400, "invalid_body", right)
-    assert asked({"model": "plain", "Modell": 1, "x": {name: 1}}).model == "plain"
+    body = {name: "named", "model": "caseless"} if first else {"model": "caseless", name: "named"}
+    assert refused(body) == (400, "invalid_body", name.casefold())
+    only = Tenant("t", models=("caseless",))
+    assert refused({name: "named"}, tenant=only) == (400, "invalid_body", name.casefold())
+    assert asked({"model": "caseless", "Modell": 1, "x": {name: 1}}).model == "caseless"
+    assert json.loads(sent(asked(body | {"model": "plain"}))) == body | {"model": "plain"}  # others know the difference
 
 
 def test_more_keys_than_anybody_needs() -> None:
