@@ -7,10 +7,11 @@ spans a few at a time and sends them together. What finds no room, and what no c
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from random import Random
 
 import httpx
@@ -32,6 +33,8 @@ FLUSH_S = 2.0
 TRIES = 3
 TRANSIENT = (429, 502, 503, 504)  # OTLP 1.9, "Retryable Response Codes"
 PATH = "/v1/traces"
+
+logger = logging.getLogger("headrace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Tracer:
         self._task: asyncio.Task[None] | None = None
         self._traces = Counter(
             "headrace_traces_total",
-            "Traces by what became of them: exported, dropped (no room), failed (no collector took them).",
+            "Traces by what became of them: exported, dropped (no room), failed (not written, or not taken).",
             "result",
         )
 
@@ -119,19 +122,26 @@ class Tracer:
 
     async def _send_batch(self, http: httpx.AsyncClient, tries: int) -> None:
         batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-        taken = False
+        taken, lost = False, 0
         try:
-            body = self._request(await self._built(batch))
-            taken = await self._sent(http, body, tries)
+            built = await self._built(batch)
+            lost = built.count([])
+            taken = await self._sent(http, self._request(list(chain(*built))), tries)
         finally:
-            self._count("exported" if taken else "failed", len(batch))
+            self._count("failed", lost)
+            self._count("exported" if taken else "failed", len(batch) - lost)
 
-    async def _built(self, batch: Sequence[Finished]) -> list[Span]:
-        built: list[Span] = []
+    async def _built(self, batch: Sequence[Finished]) -> list[list[Span]]:
+        """Those of each; none where they hold what OTLP cannot, which must not be the end of all traces."""
+        built: list[list[Span]] = []
         rest = iter(batch)
         while some := list(islice(rest, SLICE)):
             for finished in some:
-                built.extend(spans(finished, self.setting))
+                try:
+                    built.append(list(spans(finished, self.setting)))
+                except (ValueError, TypeError) as error:
+                    logger.error("request %s cannot be traced: %s", finished.exchange.request_id, error)
+                    built.append([])
             await asyncio.sleep(0)
         return built
 
