@@ -27,7 +27,6 @@ OPERATIONS = {
     Dialect.RESPONSES: "chat",
     Dialect.MESSAGES: "chat",
 }
-MOST = 2**63 - 1  # of an integer; clients may ask for more tokens than that
 API_TYPES = {Dialect.CHAT: "chat_completions", Dialect.RESPONSES: "responses"}
 
 
@@ -210,7 +209,7 @@ def put(told: Span | Span.Event | Resource, attributes: Mapping[str, Value]) -> 
         elif isinstance(value, bool):
             pair.value.bool_value = value
         elif isinstance(value, int):
-            pair.value.int_value = min(value, MOST)
+            pair.value.int_value = value
         elif isinstance(value, float):
             pair.value.double_value = value
         else:

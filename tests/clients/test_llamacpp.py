@@ -134,7 +134,8 @@ def test_no_byte_of_an_answer_is_changed(engine: Engine, path: str, stream: bool
 
 def test_only_the_usage_that_nobody_asked_for_is_taken_out(engine: Engine) -> None:
     """The gateway asks for usage to count it; the client gets every other byte."""
-    got = post(engine.gateway.api, "/v1/chat/completions", model="tapped", messages=TURNS, max_tokens=8, stream=True)
+    asked = {"model": "tapped", "messages": TURNS, "max_tokens": 8, "ignore_eos": True}
+    got = post(engine.gateway.api, "/v1/chat/completions", **asked, stream=True)
     sent = engine.tap.answers()[-1]
     events = sent.split(b"\n\n")
     usage = [event for event in events if b'"choices":[]' in event]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from gateway.wire import MOST_TOKENS
 from tests.faults.fakes import DONE, Fake, FakeConnection, event, healthy, silent, usage_event
 from tests.faults.process import DIGEST, KEY, GatewayProcess, pool, times
 from tests.faults.rawclient import RawClient, ask, chat
@@ -329,5 +330,5 @@ async def test_nothing_that_a_request_says_ends_the_export(tmp_path: Path) -> No
             await ask(gateway.port, chat(max_tokens=10**20))
             await gateway.eventually(lambda n=number: len(sink.of_kind(SERVER)) == n, "it is traced", timeout_s=5)  # type: ignore[misc]
         told = attributes(sink.of_kind(SERVER)[0])
-        assert told["gen_ai.request.max_tokens"] == 2**63 - 1
+        assert told["gen_ai.request.max_tokens"] == MOST_TOKENS
         assert told["gen_ai.response.finish_reasons"] == ["?"]
