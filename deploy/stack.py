@@ -156,7 +156,7 @@ def checked(up: Stack) -> bool:
     good, deadline = True, time.monotonic() + CHECK_S
     for name, look in checks(up):
         while not (found := _tried(look)) and time.monotonic() < deadline:
-            time.sleep(0.5)
+            time.sleep(0.5)  # Prometheus tells nobody when it has scraped
         print("  ok  " if found else "  NOT ", name, flush=True)
         good = good and bool(found)
     return good
@@ -191,7 +191,7 @@ def main(*, check: bool) -> int:
                 return 0 if checked(up) else 1
             print(f"Logs are in {folder}. Ctrl-C ends it all.", flush=True)
             while all(each.poll() is None for each in up.processes.values()):
-                time.sleep(0.5)
+                time.sleep(0.5)  # whichever ends first: there is no wait for any of several
             ended = [name for name, each in up.processes.items() if each.poll() is not None]
             print(f"Ended by itself: {', '.join(ended)}", file=sys.stderr)
             return 1

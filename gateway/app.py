@@ -218,7 +218,7 @@ class Gateway:
                 await proxy(self, client, x)
         except GatewayError as refused:
             error = refused
-        except Exception:
+        except Exception:  # a bug of ours must not cost its client an answer, nor anybody the record of it
             logger.exception("request %s failed", x.request_id)
             error = GatewayError(INTERNAL_ERROR, "The gateway failed. The fault is logged under the request id.")
         except asyncio.CancelledError:

@@ -72,7 +72,7 @@ class Connection(HttpToolsProtocol):
         self._lingering = False
         self._still_sending = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER)
         if len(self.connections) > self._limits.connections:
@@ -87,7 +87,7 @@ class Connection(HttpToolsProtocol):
             self.on_closed()
         turn, self._turn = self._turn, None
         if isinstance(self.cycle, Turn):
-            self.cycle = None  # type: ignore[assignment]
+            self.cycle = None  # type: ignore[assignment]  # uvicorn sets it so at its start, untold by its type
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn forgets it after a reset, and the timer keeps the connection
         if turn is not None:
@@ -183,12 +183,13 @@ class Connection(HttpToolsProtocol):
         if endpoint is None:
             self._go_asgi()
             return
-        earlier, self.cycle = self.cycle, Turn(self, endpoint, query, expects_continue=self.expect_100_continue)  # type: ignore[assignment]
+        earlier, turn = self.cycle, Turn(self, endpoint, query, expects_continue=self.expect_100_continue)
+        self.cycle = turn  # type: ignore[assignment]  # it has of uvicorn's cycle what uvicorn asks for
         if earlier is None or earlier.response_complete:
             self._start_asgi_task(self.cycle, None)
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, None))  # type: ignore[arg-type]
+            self.pipeline.appendleft((self.cycle, None))  # type: ignore[arg-type]  # it needs no application
 
     def _go_asgi(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue

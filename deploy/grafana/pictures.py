@@ -72,16 +72,16 @@ def loaded(up: Stack, rate: float, folder: Path) -> Iterator[None]:
 
 def live_through(up: Stack, seconds: float) -> float:
     """The scene; returns when it began, in seconds since the epoch."""
-    time.sleep(WARM_S)
+    time.sleep(WARM_S)  # rates need a history before the scene begins
     began_at = time.time()
-    time.sleep(seconds / 2)
+    time.sleep(seconds / 2)  # the scene is made of time: load, a stall, load
     engine = up.processes["backend-1"]
     engine.send_signal(signal.SIGSTOP)
     try:
-        time.sleep(STALL_S)
+        time.sleep(STALL_S)  # so long the engine stands still in the pictures
     finally:
         engine.send_signal(signal.SIGCONT)
-    time.sleep(max(0.0, began_at + seconds - time.time()))
+    time.sleep(max(0.0, began_at + seconds - time.time()))  # until its end, however long the signals took
     return began_at
 
 

@@ -61,37 +61,26 @@ async def test_who_waits_is_refused_at_once_and_who_runs_goes_on() -> None:
         assert sorted(line["outcome"] for line in house.lines) == ["ok", "shutting_down", "shutting_down"]
 
 
+async def told_when_it_ends(house: House, slow: Wire, *, turns: int) -> None:
+    """The gateway stops while the last bytes of a request are missing; it is refused when they come."""
+    request = chat()
+    slow.feed(request[:-5])
+    await house.eventually(lambda: house.turns == turns, "its body is read")
+    house.gateway.stop_queueing()
+    slow.feed(request[-5:])
+    await house.eventually(lambda: slow.response().complete, "it is told")
+    assert refused(slow.response())
+
+
 async def test_a_request_that_arrives_slowly_does_not_wait_either() -> None:
     """It began before the stop and would have to queue behind it: refused, not left waiting for ever."""
     gate = Gate()
     async with Fake(gate.script) as a, House(pool(a.url, concurrency=1), [a]) as house:
         running, slow = house.connect(), house.connect()
         await begun(house, running)
-        request = chat()
-        slow.feed(request[:-5])
-        await house.eventually(lambda: house.turns == 2, "its body is read")
-        house.gateway.stop_queueing()
-        slow.feed(request[-5:])
-        await house.eventually(lambda: slow.response().complete, "it is told")
-        assert refused(slow.response())
+        await told_when_it_ends(house, slow, turns=2)
         gate.open.set()
         await house.eventually(lambda: running.response().complete, "the other ends")
-        assert not house.remains()
-
-
-async def test_a_request_that_arrives_slowly_does_not_wait_for_a_pool_that_sleeps() -> None:
-    """Nobody will be there in time who could wake it."""
-    config = pool()
-    config["pools"]["p"] = {"discovery": {"dns": "nowhere.invalid:1"}, "wake": {"hold": "1m"}}
-    async with House(config, []) as house:
-        slow = house.connect()
-        request = chat()
-        slow.feed(request[:-5])
-        await house.eventually(lambda: house.turns == 1, "its body is read")
-        house.gateway.stop_queueing()
-        slow.feed(request[-5:])
-        await house.eventually(lambda: slow.response().complete, "it is told")
-        assert refused(slow.response())
         assert not house.remains()
 
 
